@@ -26,6 +26,7 @@ from benchmarks.tables import (
     render_scaling,
     render_speed,
     render_weights,
+    render_workers,
     render_writing,
 )
 
@@ -46,6 +47,7 @@ RENDERERS: dict[str, Callable[[Found], str]] = {
     "audit": render_audit,
     "notebook": render_notebook,
     "weights": render_weights,
+    "workers": render_workers,
 }
 
 

@@ -78,6 +78,24 @@ def render_ranks(found: Found) -> str:
     )
 
 
+def worker_ratio(found: Found) -> float:
+    """Episodes per second of two rollout workers over those of one, the most of all rounds each."""
+    ratio: float = max(found["rates"]["2"]) / max(found["rates"]["1"])
+    return ratio
+
+
+def render_workers(found: Found) -> str:
+    """Table of `benchmarks/test_rollout_workers.py`."""
+    one, two = (max(found["rates"][name]) for name in ("1", "2"))
+    idle = ", ".join(f"{100 * share:.0f} %" for share in min(found["idle"], key=sum))
+    return (
+        "| episodes per second | one worker | two workers | ratio |\n|---|---:|---:|---:|\n"
+        f"| boards of 384 px, {found['turns']} turns at most | {one:.1f} | {two:.1f} | {worker_ratio(found):.2f} |\n\n"
+        f"{found['episodes']} episodes a round; the most of {len(found['rates']['1'])} rounds each. The two workers "
+        f"had nothing to do for {idle} of the best round's time."
+    )
+
+
 def writing_shares(found: Found) -> tuple[float, float]:
     """Share of writing in the seconds of an iteration of a whole run, and in its CPU-seconds."""
     seconds = found["seconds"]

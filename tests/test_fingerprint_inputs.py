@@ -41,6 +41,9 @@ LAYOUT = {
     "rollout.prefill_tokens": "how many tokens pass at once",
     "rollout.reuse_cache": "the same log-probs, computed again",
     "rollout.draft_share": "the same tokens, several in a pass",
+    "rollout.workers": "in how many processes episodes are rolled out",
+    "rollout.worker_timeout": "when one of them is replaced",
+    "rollout.worker_restarts": "how often",
     "optimizer.max_tokens": "how many episodes pass at once",
     "optimizer.logit_chunk": "how many positions pass at once",
     "optimizer.vision_patches": "how many patches pass at once",
@@ -63,6 +66,7 @@ FREE = {
     "warm_start.play_every": "validations watch",
     "warm_start.validate_every": "validations watch, unless stop_below ends the stage by them",
     "rollout.max_failed_share": "when a run stops",
+    "rollout.env_timeout": "when an environment counts as hung",
     "optimizer.max_skipped": "when a run stops",
     "loop.iterations": "a run can be extended",
     "loop.save_interval": "what is stored",
@@ -133,6 +137,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "rollout.server.urls": {"rollout.server.mode": "attach", "rollout.server.urls": ["http://a:1"]},
     "rollout.server.api_key_variable": {"rollout.server.mode": "attach", "rollout.server.urls": ["http://a:1"]},
     "rollout.server.ports": {"rollout.server.ports": [7]},
+    "rollout.workers": {"threads": 1},
     "rollout.partial": {"rollout.max_turns": 1, "rollout.over_sampling": 2.0, "grpo.mixed_versions": "mask"},
     "grpo.importance_cap": {"grpo.old_log_probs": "recompute"},
     "grpo.max_log_prob_difference": {"grpo.old_log_probs": "recompute"},
@@ -235,9 +240,11 @@ def test_validations_that_end_the_warm_start_count() -> None:
     assert changed_stages(stages(stopping), stages(other)) == {"warm start", "loop"}
 
 
-@pytest.mark.parametrize("path", ["rollout.max_conversations", "rollout.prefill_tokens", "rollout.draft_share"])
+@pytest.mark.parametrize(
+    "path", ["rollout.max_conversations", "rollout.prefill_tokens", "rollout.draft_share", "rollout.workers"]
+)
 def test_sizes_count_where_they_decide_what_is_aborted(path: str) -> None:
-    over = with_value(TrainOptions(), {"rollout.over_sampling": 2.0, "processes": 1})
+    over = with_value(TrainOptions(), {"rollout.over_sampling": 2.0, "processes": 1, "threads": 1})
     changed = with_another_value(over, path)
     assert changed_stages(stages(over), stages(changed)) == {"loop"}
     assert layout(over) == layout(changed) and path not in layout(over)

@@ -47,7 +47,13 @@ def test_combinations_that_could_not_train(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rollout": {"over_sampling": 2}, "processes": 2, "threads": 1}, "take processes=1"),
+        ({"rollout": {"over_sampling": 2}, "processes": 2, "threads": 1}, "give rollout.workers, or take processes=1"),
+        ({"placement": "inline", "rollout": {"workers": 2}, "threads": 1}, "placement=inline with rollout.workers=2"),
+        ({"rollout": {"workers": 2}}, "rollout.workers=2 needs threads"),
+        (
+            {"rollout": {"workers": 2, "engine": "sglang", "server": {"router": "sticky"}}, "threads": 1},
+            "rollout.workers=2 with rollout.server.router=sticky",
+        ),
         ({"rollout": {"partial": True, "over_sampling": 2}}, "an interaction cannot be continued"),
         ({"rollout": {"partial": True, "max_turns": 1}}, "nothing is ever aborted"),
         ({"rollout": {"partial": True, "max_turns": 1, "over_sampling": 2}}, "would never be trained"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,14 @@ from task_options import TinyPolicyOptions, TrainOptions
 
 # Sections with tables of their own, by the file that holds it.
 OTHERS = {"sampling.": "training/test_options_in_force.py", "server.": "engines/sglang/test_options_in_force.py"}
+# Effects that need other processes, by the test that shows them.
+WORKERS = Path(__file__).parents[1] / "training" / "test_rollout_workers.py"
+ELSEWHERE = {
+    "env_timeout": "test_an_environment_that_hangs_costs_its_episodes_alone",
+    "workers": "test_numbers_of_two_are_those_of_none",
+    "worker_timeout": "test_a_worker_that_ends_or_hangs_in_an_episode_is_replaced",
+    "worker_restarts": "test_one_gives_the_bits_of_none_and_more_losses_than_allowed_end_the_run",
+}
 Effect = Callable[["Bench"], None]
 EFFECTS: dict[str, Effect] = {}
 
@@ -56,7 +65,10 @@ def effect_of(*fields: str) -> Callable[[Effect], Effect]:
 
 
 def test_every_field_is_shown_to_have_an_effect() -> None:
-    assert set(EFFECTS) == {name for name in leaves(RolloutOptions) if not name.startswith(tuple(OTHERS))}
+    wanted = {name for name in leaves(RolloutOptions) if not name.startswith(tuple(OTHERS))}
+    assert {*EFFECTS, *ELSEWHERE} == wanted
+    tests = WORKERS.read_text(encoding="utf-8")
+    assert all(f"def {test}(" in tests for test in ELSEWHERE.values())
 
 
 def talk(*responses: tuple[str, str], **options: Any) -> tuple[Trajectory, ScriptedEngine]:

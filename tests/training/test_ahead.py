@@ -221,7 +221,10 @@ def test_weights_of_a_folder_are_those_of_its_policy(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rollout": {"engine": "transformers"}}, "rollout.engine=transformers: the processes that train would roll"),
+        (
+            {"rollout": {"engine": "transformers"}},
+            "rollout.engine=transformers: the processes that train would roll out as well; give rollout.workers",
+        ),
         ({"loop": {"save_interval": 2}}, "save_interval=2 and loop.keep_last=2: rollouts take their weights from"),
         ({"loop": {"keep_last": 1}}, "keep_last=1: rollouts take their weights from the newest two checkpoints"),
         ({"rollout": {"server": {"colocated": True}}}, "colocated=true: servers that take turns with the trainer"),

@@ -282,7 +282,8 @@ class LoopOptions(StrictModel):
         ge=0,
         le=1,
         description="Versions that the weights of a rollout may be behind those that are trained. 1: iteration k + 1 "
-        "is rolled out while k is trained, by servers beside the trainer, with the weights that k began with.",
+        "is rolled out while k is trained, by servers or rollout workers beside the trainer, with the weights that k "
+        "began with.",
     )
     keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")
     retention: RetentionOptions = Field(default_factory=RetentionOptions)
@@ -376,6 +377,17 @@ class TrainOptions(StrictModel):
         return self.backend == "megatron" or (self.sharding != "none" and self.processes > 1)
 
     @property
+    def ranks_roll_out(self) -> bool:
+        """Whether the processes that train roll out as well, each with an engine of its own."""
+        return self.rollout.engine == "transformers" and self.rollout.workers is None
+
+    @property
+    def busy_processes(self) -> int:
+        """Processes that compute at the same time: those that train and rollout workers take turns, or do not."""
+        workers = self.rollout.workers or 0
+        return self.processes + workers if self.loop.max_staleness else max(self.processes, workers)
+
+    @property
     def evaluation_sampling(self) -> SamplingOptions:
         """How sampled evaluation episodes are sampled: as in the rollout, but for what `evaluation.sampling` gives."""
         return self.rollout.sampling.model_copy(update=self.evaluation.sampling.model_dump(exclude_none=True))
@@ -387,10 +399,10 @@ class TrainOptions(StrictModel):
     def _check_staleness(self) -> None:
         """What rolling out beside the training needs."""
         loop, grpo, name = self.loop, self.grpo, f"loop.max_staleness={self.loop.max_staleness}"
-        if self.rollout.engine != "sglang":
+        if self.rollout.engine != "sglang" and self.rollout.workers is None:
             raise ValueError(
                 f"{name} with rollout.engine={self.rollout.engine}: the processes that train would roll out as well; "
-                "take rollout.engine=sglang, or max_staleness=0."
+                "give rollout.workers, take rollout.engine=sglang, or max_staleness=0."
             )
         if loop.save_interval != 1 or loop.keep_last == 1:
             raise ValueError(
@@ -418,10 +430,11 @@ class TrainOptions(StrictModel):
         self.check_task(self)
         if self.rollout.sampling.greedy:
             raise ValueError("rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.")
-        if self.rollout.over_sampling > 1 and self.processes > 1:
+        if self.ranks_roll_out and self.rollout.over_sampling > 1 and self.processes > 1:
             raise ValueError(
                 f"rollout.over_sampling={self.rollout.over_sampling} with processes={self.processes}: one of several "
-                "processes does not know how many groups the others have kept; take processes=1."
+                "processes does not know how many groups the others have kept; give rollout.workers, or take "
+                "processes=1."
             )
         if self.rollout.partial and self.grpo.mixed_versions == "drop":
             raise ValueError(
@@ -446,7 +459,21 @@ class TrainOptions(StrictModel):
             raise ValueError(
                 f"placement=inline with processes={self.processes}: one process has one rank; take placement=local."
             )
-        server = self.rollout.server
+        server, workers = self.rollout.server, self.rollout.workers
+        if self.placement == "inline" and workers:
+            raise ValueError(
+                f"placement=inline with rollout.workers={workers}: rollout workers are further processes; take "
+                "placement=local, or leave workers out."
+            )
+        if workers and self.threads is None:
+            raise ValueError(
+                f"rollout.workers={workers} needs threads: each process would take all cores; threads=1 suits them."
+            )
+        if workers and self.rollout.engine == "sglang" and server.router != "none":
+            raise ValueError(
+                f"rollout.workers={workers} with rollout.server.router={server.router}: each worker sends a "
+                "conversation to one server by itself; take router=none."
+            )
         if self.placement == "ray" and self.rollout.engine == "sglang" and server.mode == "launch":
             raise ValueError(
                 "placement=ray with rollout.engine=sglang and rollout.server.mode=launch: servers are launched by the "

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seconds, Share, StrictModel
 from geo_sokoban_pipeline.config.server import ServerOptions
 
 # Below it, logits divided by the temperature leave what float32 tells apart.
@@ -125,6 +125,26 @@ class RolloutOptions(StrictModel):
         description="Resume aborted responses in the next iteration (partial rollouts); for tasks of one turn.",
     )
     max_failed_share: Share = Field(0.1, description="More failed episodes than this share stop the run.")
+    env_timeout: Seconds | None = Field(
+        None,
+        description="Seconds that one call of an environment may take; the episode of a longer one fails, and the "
+        "others go on. None: unlimited.",
+    )
+    workers: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Processes that do nothing but roll out, with an engine of their own or connections to the "
+        "servers; each uses `threads` threads. None: the processes that train roll out, or with servers this one.",
+    )
+    worker_timeout: Seconds | None = Field(
+        600.0,
+        description="Seconds that a rollout worker may spend on environments and images between two calls of its "
+        "engine, or be silent, before it is replaced. None: unlimited.",
+    )
+    worker_restarts: CountOrZero = Field(
+        3, description="Rollout workers that are replaced in one rollout at most; one more stops the run."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> RolloutOptions:

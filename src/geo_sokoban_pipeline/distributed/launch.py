@@ -66,9 +66,7 @@ def serve(pipe: Connection, build: Callable[[], Any]) -> None:
     It returns when the pipe closes, and after a failed job: the other ranks may be waiting in a collective, which fails
     when the connections of this rank close.
     """
-    # Ctrl-C reaches every process of a terminal; only rank 0 handles it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    leave_interrupts()
     try:
         state = build()
         began = time.process_time()
@@ -86,6 +84,12 @@ def serve(pipe: Connection, build: Callable[[], Any]) -> None:
     except Exception as error:  # rank 0 raises it again
         with suppress(OSError):
             pipe.send(_failure(error))
+
+
+def leave_interrupts() -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to rank 0."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _failure(error: Exception) -> Failed:
@@ -179,7 +183,7 @@ class Ranks:
         self._is_ready = False
         try:
             for number, build in enumerate(builds, start=2):
-                self._handles.append(_start(f"process {number} of {self.size}", build))
+                self._handles.append(start_process(f"process {number} of {self.size}", serve, build))
         except BaseException:
             self.close()
             raise
@@ -240,7 +244,12 @@ class Ranks:
             handle.stop(patient=patient)
 
 
-def _start(title: str, build: Callable[[], Any]) -> Handle:
+def start_process(title: str, main: Callable[[Connection, Any], None], argument: Any) -> Handle:
+    """Start a process that ends with this one.
+
+    Args:
+        main: its main function, given its end of a pipe and the argument, which is picklable.
+    """
     context = multiprocessing.get_context("spawn")
     pipe, far_end = context.Pipe()
     # A rank inherits the signal mask, so Ctrl-C never reaches it. Python's resource tracker, which the first rank would
@@ -248,7 +257,7 @@ def _start(title: str, build: Callable[[], Any]) -> Handle:
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process = context.Process(target=serve, args=(far_end, build), daemon=True)
+        process = context.Process(target=main, args=(far_end, argument), daemon=True)
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import queue
 import secrets
 import shutil
 import signal
@@ -19,6 +20,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -31,6 +33,7 @@ import torch
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.group import LOOPBACK, has_lost_a_rank
 from geo_sokoban_pipeline.distributed.launch import DeadRankError, Done, Failed, Job, LostRankError, RankError
+from geo_sokoban_pipeline.distributed.links import Conversation, Line, checked, converse_safely
 from geo_sokoban_pipeline.processes import count_cores
 from geo_sokoban_pipeline.runs.storage import MANIFEST, Files
 
@@ -139,6 +142,204 @@ class Rank:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class Talker(Rank):
+    """The actor of a process with a link, such as a rollout worker; several of its calls run at a time."""
+
+    def __init__(self, title: str, files: Mapping[str, bytes], imports: Sequence[str]) -> None:
+        super().__init__(title, files, imports)
+        self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._line = Line(self._said.put)
+
+    def talk(self, talk: Conversation) -> None:
+        """Hold a conversation until the link closes."""
+        converse_safely(self._line, talk)
+
+    def tell(self, message: Any) -> None:
+        """Take a message of the owner."""
+        self._line.arrive(message)
+
+    def hear(self) -> list[Any]:
+        """Messages for the owner, one at least."""
+        messages = [self._said.get()]
+        while not self._said.empty():
+            messages.append(self._said.get())
+        return messages
+
+
+class RayLink:
+    """A link to an actor in a placement group of its own.
+
+    Args:
+        talk: its life, in its process.
+        gpus: of the actor.
+        files, imports: see `Rank`.
+
+    Raises:
+        RankError: the cluster has not the resources.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        talk: Conversation,
+        options: RayOptions,
+        gpus: int = 0,
+        files: Mapping[str, bytes] | None = None,
+        imports: Sequence[str] = (),
+    ) -> None:
+        self.title = title
+        self._folders: dict[Path, str] = {}
+        self._count = 0
+        self._heard: deque[Any] = deque()
+        self._is_silent = True
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            self._bundles = reserve(1, f"{title} takes", options, gpus)
+            self._actor = start_actor(Talker, title, self._bundles, 0, options, gpus, files or {}, imports, calls=4)
+            try:
+                self._place: RankPlace = self._call(self._actor.place.remote())
+                break
+            except DeadRankError:
+                # For some seconds Ray still places actors on a node that has just ended.
+                self.close(patient=False)
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1.0)
+        self.title = f"{title} (pid {self._place.pid} on {self._place.address})"
+        self._life = self._actor.talk.remote(talk)
+
+    @property
+    def pid(self) -> int:
+        """See `Link`."""
+        return self._place.pid
+
+    def send(self, message: Any) -> None:
+        """See `Link`."""
+        self._call(self._actor.tell.remote(message))
+
+    def receive(self, timeout: float | None) -> Any:
+        """See `Link`."""
+        if not self._heard:
+            # It may import its libraries for long before its first message.
+            self._heard.extend(self._call(self._actor.hear.remote(), None if self._is_silent else timeout))
+            self._is_silent = False
+        return checked(self.title, self._heard.popleft())
+
+    def place(self, folder: Path) -> Path:
+        """See `Link`."""
+        if folder not in self._folders:
+            self._count += 1
+            copy = self._folders[folder] = f"{self._place.scratch}/{self._count}"
+            for path in _files(folder):
+                for chunk in _chunks(path):
+                    self._call(self._actor.store.remote(f"{copy}/{path.relative_to(folder)}", chunk))
+        return Path(self._folders[folder])
+
+    def clear(self, folder: Path) -> None:
+        """See `Link`."""
+        if folder in self._folders:
+            self._call(self._actor.remove.remote(self._folders.pop(folder)))
+
+    def close(self, *, patient: bool = True) -> None:
+        """See `Link`."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        if not ray.is_initialized():
+            return
+        with suppress(Exception):  # of an actor that is gone
+            if patient:
+                self.send(None)
+                ray.get(self._actor.remove.remote(self._place.scratch), timeout=1.0)
+        ray.kill(self._actor)
+        remove_placement_group(self._bundles)
+
+    def _call(self, reference: Any, timeout: float | None = None) -> Any:
+        """The result of a call.
+
+        Raises:
+            DeadRankError: the actor has ended, or takes longer than `timeout` seconds.
+        """
+        import ray
+
+        try:
+            return ray.get(reference, timeout=timeout)
+        except ray.exceptions.GetTimeoutError as failure:
+            raise DeadRankError(f"{self.title} hangs: it has been silent for {timeout:g} s.") from failure
+        except ray.exceptions.RayTaskError as failure:
+            raise RankError(f"{self.title} failed:\n{failure}") from failure
+        except ray.exceptions.RayError as failure:
+            raise DeadRankError(f"{self.title} has ended: {_first_line(failure)}{_logs()}") from failure
+
+
+def bundle_of(options: RayOptions, gpus: int) -> dict[str, float]:
+    """Resources of an actor."""
+    wanted: dict[str, float] = {"CPU": options.cpus, "GPU": gpus, **options.resources}
+    return {name: amount for name, amount in wanted.items() if amount} or {"CPU": 0.001}
+
+
+def start_actor(
+    kind: type[Rank],
+    title: str,
+    bundles: Any,
+    number: int,
+    options: RayOptions,
+    gpus: int,
+    files: Mapping[str, bytes],
+    imports: Sequence[str],
+    *,
+    calls: int = 1,
+) -> Any:
+    """Start an actor in a bundle of a placement group.
+
+    Args:
+        number: of the bundle.
+        gpus: of the actor.
+        files, imports: see `Rank`.
+        calls: that run at the same time.
+    """
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    bundle = bundle_of(options, gpus)
+    placed = ray.remote(kind).options(
+        num_cpus=bundle.get("CPU", 0),
+        num_gpus=bundle.get("GPU", 0),
+        resources={name: bundle[name] for name in options.resources},
+        scheduling_strategy=PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=number),
+        max_restarts=0,
+        max_task_retries=0,
+        max_concurrency=calls,
+    )
+    return placed.remote(title, files, imports)
+
+
+def reserve(count: int, what: str, options: RayOptions, gpus: int) -> Any:
+    """A placement group of bundles for so many actors.
+
+    Args:
+        what: takes them, with its verb, for errors.
+        gpus: of each.
+
+    Raises:
+        RankError: the cluster has not the resources.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    bundle = bundle_of(options, gpus)
+    group = placement_group([bundle] * count, strategy=options.strategy)
+    if not group.wait(options.patience):
+        remove_placement_group(group)
+        raise RankError(
+            f"{what} {_shown(bundle)} each, ray.strategy={options.strategy}, found no place in "
+            f"{options.patience:g} s: the cluster has {_shown(ray.cluster_resources())}, of which "
+            f"{_shown(ray.available_resources())} are free. Lower processes or what a rank takes (ray.cpus, "
+            "ray.gpus, ray.resources), choose another ray.strategy, or add nodes."
+        )
+    return group
+
+
 @dataclass(frozen=True)
 class Writing:
     """A job that fills a new folder of its rank."""
@@ -186,12 +387,10 @@ class RayRanks:
         self._folders = 0
         self._actors: list[Any] = []
         self._bundles: Any = None
-        wanted: dict[str, float] = {"CPU": options.cpus, "GPU": gpus, **options.resources}
-        bundle = {name: amount for name, amount in wanted.items() if amount} or {"CPU": 0.001}
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
-                self.places = self._place(bundle, options, files or {}, imports)
+                self.places = self._place(gpus, options, files or {}, imports)
                 break
             except BaseException as error:
                 self.close()
@@ -204,33 +403,13 @@ class RayRanks:
         self._building: list[Any] = [actor.build.remote(build) for actor in self._actors]
 
     def _place(
-        self, bundle: dict[str, float], options: RayOptions, files: Mapping[str, bytes], imports: Sequence[str]
+        self, gpus: int, options: RayOptions, files: Mapping[str, bytes], imports: Sequence[str]
     ) -> list[RankPlace]:
         """Start the actors; returns where they are."""
-        import ray
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        self._bundles = placement_group([bundle] * self.size, strategy=options.strategy)
-        if not self._bundles.wait(options.patience):
-            raise RankError(
-                f"{self.size} ranks of {_shown(bundle)} each, ray.strategy={options.strategy}, found no place in "
-                f"{options.patience:g} s: the cluster has {_shown(ray.cluster_resources())}, of which "
-                f"{_shown(ray.available_resources())} are free. Lower processes or what a rank takes (ray.cpus, "
-                "ray.gpus, ray.resources), choose another ray.strategy, or add nodes."
-            )
-        kind = ray.remote(Rank)
+        self._bundles = reserve(self.size, f"{self.size} ranks of", options, gpus)
         for number in range(self.size):
-            strategy = PlacementGroupSchedulingStrategy(self._bundles, placement_group_bundle_index=number)
-            actor = kind.options(
-                num_cpus=bundle.get("CPU", 0),
-                num_gpus=bundle.get("GPU", 0),
-                resources={name: bundle[name] for name in options.resources},
-                scheduling_strategy=strategy,
-                max_restarts=0,
-                max_task_retries=0,
-            )
-            self._actors.append(actor.remote(f"process {number + 1} of {self.size}", files, imports))
+            title = f"process {number + 1} of {self.size}"
+            self._actors.append(start_actor(Rank, title, self._bundles, number, options, gpus, files, imports))
         places: list[RankPlace] = self._together([actor.place.remote() for actor in self._actors])
         return places
 

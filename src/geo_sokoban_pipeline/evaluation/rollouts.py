@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.metrics import summarise_records
 from geo_sokoban_pipeline.evaluation.metrics import read_finished
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+from geo_sokoban_pipeline.rollout.engines.base import EngineControl
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
@@ -33,7 +33,7 @@ def rollout_prompts(
     options: TrainOptions,
     prompts: Rows,
     policy: Policy,
-    engine: RolloutEngine,
+    engine: EngineControl,
     *,
     sampling: SamplingOptions,
     samples: int = 1,
@@ -118,7 +118,7 @@ def validate_policy(
     options: TrainOptions,
     prompts: Sequence[dict[str, Any]],
     policy: Policy,
-    engine: RolloutEngine,
+    engine: EngineControl,
     version: int,
     rollout_fn: RolloutFn | None = None,
 ) -> tuple[list[Trajectory], dict[str, float]]:

@@ -371,6 +371,15 @@ def use_types(policy: Policy) -> dict[str, Any]:
     return {name: kind if name.endswith(EXPERT_WEIGHTS) else own for name, own in types.items()}
 
 
+def allocate_weights(policy: Policy, device: Any) -> None:
+    """Give an empty policy memory for weights that it does not train, in the types of `use_types`."""
+    import torch
+
+    types = use_types(policy)
+    replace_weights(policy.model, lambda name, weight: torch.empty(weight.shape, dtype=types[name], device=device))
+    policy.model.to(device)  # its buffers
+
+
 def device_of(options: PolicyOptions) -> str:
     """Device of a policy with these options: `cpu` or `cuda`."""
     import torch

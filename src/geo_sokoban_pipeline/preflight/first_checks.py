@@ -188,7 +188,7 @@ def _data(subject: Subject) -> Sequence[Check]:
 
 def _machine(subject: Subject) -> Sequence[Check]:
     options = subject.options
-    own = check_ray(options) if options.placement == "ray" else check_threads(options.threads, options.processes)
+    own = check_ray(options) if options.placement == "ray" else check_threads(options.threads, options.busy_processes)
     # Another version may be intended, so it is only a warning here.
     versions = [*check_libraries(), check_torchvision(), check_byte_code()]
     return [own, *(replace(c, state="warning") if c.state == "failure" else c for c in versions)]

@@ -35,6 +35,7 @@ from geo_sokoban_pipeline.preflight.memory import (
     place_on_gpus,
     plan_caches,
     plan_rank,
+    plan_worker,
     visible_gpus,
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
@@ -106,7 +107,7 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
         findings.checks += guard("machine", "accelerator", lambda: [check_accelerator(options.policy.device)])
         findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
         findings.checks += guard("machine", "type", lambda: [check_type(options.policy.dtype)])
-        findings.checks += [check_threads(options.threads, options.processes)]
+        findings.checks += [check_threads(options.threads, options.busy_processes)]
     findings.checks += guard("servers", "sglang", lambda: _check_sampling(subject, findings))
     needed = [*needed_servers(parameters), *needed_sampling_servers(subject.run, options)]
     findings.checks += guard("network", "ports", lambda: check_servers(needed, timeout))
@@ -220,16 +221,14 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     longest = model.context if longest is None else longest
     counts = {"validation": findings.validation, "evaluation": findings.evaluation}
     on_gpu = device_of(options.policy) == "cuda"
-    rank = plan_rank(
-        options,
-        model,
-        StepLoad.of(options, shape, longest),
-        plan_caches(options, model, shape, longest, **counts),
-        on_gpu=on_gpu,
-    )
-    places = [place_on_cpu(options, model, rank, *free_memory())]
+    caches = plan_caches(options, model, shape, longest, **counts)
+    worker = plan_worker(options, model, caches, on_gpu=on_gpu)
+    if worker is not None:  # its engine is the only one
+        caches = {"image cache": caches["image cache"]}
+    rank = plan_rank(options, model, StepLoad.of(options, shape, longest), caches, on_gpu=on_gpu)
+    places = [place_on_cpu(options, model, rank, *free_memory(), worker)]
     if on_gpu:
-        places = [*place_on_gpus(options, rank, visible_gpus()), *places]
+        places = [*place_on_gpus(options, rank, visible_gpus(), worker), *places]
     return check_memory(rank, places, subject.settings.memory_share)
 
 

@@ -258,7 +258,10 @@ def check_ray(options: TrainOptions) -> Check:
         text, way_out = "placement=ray, but Ray is not installed", "pip install 'geo-sokoban-pipeline[ray]'"
         return Check("machine", "Ray", "failure", text, way_out)
     address = options.ray.address or os.environ.get("RAY_ADDRESS")
-    where = f"{options.processes} ranks in the cluster at {address}" if address else "a cluster of this machine alone"
+    who = f"{options.processes} ranks"
+    if options.rollout.workers:
+        who += f" and {options.rollout.workers} rollout workers"
+    where = f"{who} in the cluster at {address}" if address else f"{who} in a cluster of this machine alone"
     return Check("machine", "Ray", "ok", f"{version}: {where}, ray.strategy={options.ray.strategy}")
 
 

@@ -139,7 +139,7 @@ def plan_rank(
         "optimizer moments": 2 * value * trained,
     }
     held = {} if is_offloaded else dict(state)
-    if (is_shared or options.optimizer.offload) and options.rollout.engine == "transformers":
+    if (is_shared or options.optimizer.offload) and options.ranks_roll_out:
         held["weights of the engine"] = _untrained_bytes(options, model)
     text, features = model.config.text_config, 1 + len(model.config.vision_config.deepstack_visual_indexes)
     held["image features"] = 2 * load.image_tokens * text.hidden_size * features * products  # and their gradients
@@ -162,6 +162,22 @@ def plan_rank(
         host |= {name: count for name, count in state.items() if name != "gradients"}
     (host if on_gpu else held)["image cache"] = (caches or {}).get("image cache", 0)
     return RankPlan(held, phases, host)
+
+
+def plan_worker(options: TrainOptions, model: ModelShape, caches: dict[str, int], *, on_gpu: bool) -> RankPlan | None:
+    """Bytes of one rollout worker; None: there are none.
+
+    Args:
+        caches: as `plan_caches` gives them.
+        on_gpu: whether engines compute on GPUs.
+    """
+    if options.rollout.workers is None:
+        return None
+    engine = {name: count for name, count in caches.items() if name != "image cache"}
+    if options.rollout.engine == "transformers":
+        engine["weights of the engine"] = _untrained_bytes(options, model)
+    host = {"process": _PROCESS_BYTES, "image cache": caches["image cache"]}
+    return RankPlan(engine, {"rollout": {}}, host) if on_gpu else RankPlan(engine | host, {"rollout": {}})
 
 
 def _plan_phases(
@@ -241,7 +257,7 @@ def _untrained_bytes(options: TrainOptions, model: ModelShape) -> int:
 def plan_caches(
     options: TrainOptions, model: ModelShape, shape: EpisodeShape, longest: int, *, validation: int, evaluation: int
 ) -> dict[str, int]:
-    """Bytes by part that one rank's engine and image encoder keep.
+    """Bytes by part that the engine and the image encoder keep of one process that rolls out.
 
     Args:
         longest: tokens of the longest episode.
@@ -251,7 +267,7 @@ def plan_caches(
 
     text, grpo, rollout = model.config.text_config, options.grpo, options.rollout
     batch = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
-    episodes = -(-batch // options.processes)
+    episodes = -(-batch // (rollout.workers or options.processes))
     images = 0 if not shape.patches else rollout.max_turns + 1
     stored = episodes * images * (shape.patches * _PATCH_BYTES + shape.image_bytes)
     found = {"image cache": min(DEFAULT_CACHE_BYTES, stored)}
@@ -306,13 +322,21 @@ class MemoryPlace:
         return max(self.users.values(), default=0) if self.is_shared else sum(self.users.values())
 
 
-def place_on_gpus(options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu]) -> list[MemoryPlace]:
-    """GPUs of this machine that the run uses: rank n lies on GPU n, servers follow from `rollout.server.first_gpu`."""
-    server = options.rollout.server
+def place_on_gpus(
+    options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu], worker: RankPlan | None = None
+) -> list[MemoryPlace]:
+    """GPUs of this machine that the run uses.
+
+    Rank n lies on GPU n; rollout workers with engines follow; servers begin at `rollout.server.first_gpu`.
+    """
+    server, workers = options.rollout.server, options.rollout.workers or 0
     launched = server.count if _launches(options) and server.device == "cuda" else 0
     found = []
     for number, gpu in enumerate(gpus):
         users = {f"rank {number}": rank.total} if number < options.processes else {}
+        of_worker = number - options.processes
+        if worker is not None and worker.total and 0 <= of_worker < workers:
+            users[f"rollout worker {of_worker}"] = worker.total
         of_server = number - server.first_gpu
         if 0 <= of_server < launched * server.tensor_parallel:
             share = server.memory_fraction or _SERVER_SHARE
@@ -322,8 +346,10 @@ def place_on_gpus(options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu]) ->
     return found
 
 
-def place_on_cpu(options: TrainOptions, model: ModelShape, rank: RankPlan, free: int, where: str) -> MemoryPlace:
-    """The memory of the CPU: what ranks hold there, and servers that compute there.
+def place_on_cpu(
+    options: TrainOptions, model: ModelShape, rank: RankPlan, free: int, where: str, worker: RankPlan | None = None
+) -> MemoryPlace:
+    """The memory of the CPU: what ranks and rollout workers hold there, and servers that compute there.
 
     Args:
         free: bytes.
@@ -334,6 +360,9 @@ def place_on_cpu(options: TrainOptions, model: ModelShape, rank: RankPlan, free:
     users = {f"{ranks} ranks" if ranks > 1 else "rank 0": ranks * each}
     if not on_gpu:
         users["further processes"] = (ranks - 1) * _PROCESS_BYTES
+    if worker is not None and options.rollout.workers is not None:
+        own = sum(worker.host.values()) if on_gpu else worker.total
+        users[f"{options.rollout.workers} rollout workers"] = options.rollout.workers * own
     if _launches(options) and server.device == "cpu":
         text = model.config.text_config
         heads = getattr(text, "num_key_value_heads", text.num_attention_heads)

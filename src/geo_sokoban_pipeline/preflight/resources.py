@@ -344,10 +344,9 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
 
 
 def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft: float | None, folder: Path) -> Timing:
-    from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.backends.factory import build_backend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.grpo_loop import sync_weights, trainers_turn, update_policy
+    from geo_sokoban_pipeline.training.grpo_loop import open_engine, sync_weights, trainers_turn, update_policy
     from geo_sokoban_pipeline.training.runtime import Stopwatch
     from geo_sokoban_pipeline.training.worker_group import open_worker_group
 
@@ -358,17 +357,18 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
         backend = build_backend(policy, options.optimizer, temperature, workers, options.megatron_layout)
         if options.rollout.takes_turns:
             backend.sleep()
-        engine = build_engine(policy, options.rollout)
-        sync_weights(engine, backend, workers, 0)
-        rollout_fn = None if workers is None or not engine.in_process else workers.rollout
-        began = time.perf_counter()
-        trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, rollout_fn).collect(0, sampler)
-        collected = time.perf_counter()
-        reference = backend.log_probs if options.grpo.kl_coefficient > 0 else None
-        with trainers_turn(engine, backend, options, Stopwatch()):
-            metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference)
-        updated = time.perf_counter()
-        engine.close()
+        with open_engine(policy, options, workers) as (engine, rollout_fn, _):
+            sync_weights(engine, backend, workers, 0)
+            began = time.perf_counter()
+            collector = Collector("preflight", seed, options, rows, policy, engine, rollout_fn)
+            trajectories, _ = collector.collect(0, sampler)
+            collected = time.perf_counter()
+            reference = backend.log_probs if options.grpo.kl_coefficient > 0 else None
+            with trainers_turn(engine, backend, options, Stopwatch()):
+                metrics = update_policy(
+                    trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference
+                )
+            updated = time.perf_counter()
         sizes = _save(folder, policy, backend, trajectories)
         saved = time.perf_counter()
     return Timing(
@@ -382,7 +382,7 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
         skipped=int(metrics.get("train/skipped", 0)),
         checkpoint_bytes=sizes[0],
         trajectory_bytes=sizes[1],
-        peak_bytes=_peak_bytes(options.processes - 1),
+        peak_bytes=_peak_bytes(options.processes - 1 + (options.rollout.workers or 0)),
     )
 
 

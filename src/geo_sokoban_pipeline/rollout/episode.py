@@ -29,6 +29,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
 from geo_sokoban_pipeline.rollout.own_code import (
+    EnvCalls,
     check_environment,
     check_reward,
     check_step,
@@ -175,6 +176,7 @@ class Episode:
         self.request = request
         self.status: Status = "pending"
         self.env: Any = None
+        self.env_calls = EnvCalls(settings.rollout.env_timeout)
         self.error: str | None = None
         self.ledger = TokenLedger(np.empty(0, np.int32))
         self._policy = policy
@@ -203,9 +205,9 @@ class Episode:
         """Build the environment and encode the prompt."""
         began = time.perf_counter()
         try:
-            self.env = build_env(self.request.prompt, self._settings.env.args)
+            self.env = self.env_calls(build_env, self.request.prompt, self._settings.env.args)
             check_environment(self.env, self._settings.env.factory)
-            self.env.reset()
+            self.env_calls(self.env.reset)
             self._add_prompt(self.request.prompt)
         except Exception as error:  # a user's environment may raise anything; the trajectory records it
             self._fail(error)
@@ -247,7 +249,8 @@ class Episode:
         """Start the environment's slow work for stepping with a response (`InteractionEnv.prepare`)."""
         if hasattr(self.env, "prepare"):
             try:
-                self._prepared = list(self.env.prepare(self._decode(self._with_past(result))) or ())
+                text = self._decode(self._with_past(result))
+                self._prepared = list(self.env_calls(self.env.prepare, text) or ())
             except Exception as error:  # a user's environment may raise anything; the trajectory records it
                 self._fail(error)
 
@@ -277,7 +280,7 @@ class Episode:
         self._env_seconds += time.perf_counter() - began
 
     def _step(self, text: str, result: Result) -> None:
-        observation, done, info = check_step(self.env.step(text), self._settings.env.factory)
+        observation, done, info = check_step(self.env_calls(self.env.step, text), self._settings.env.factory)
         self._infos.append(info)
         turn = self._turns[-1]
         turn.action = ",".join(info.get("parsed_actions") or []) or None
@@ -285,7 +288,7 @@ class Episode:
         turn.info = info
         ended = "completed" if done else self._ended_by(result)
         if ended is None:
-            self._observe(self.env.format_observation(observation))
+            self._observe(self.env_calls(self.env.format_observation, observation))
         else:
             self.status = ended
 
@@ -389,7 +392,7 @@ class Episode:
             return
         try:
             result = EpisodeResult(self.request.prompt, self.status, self._responses, self._text(), self._infos)
-            self._result = finalize_environment(self.env, result)
+            self._result = finalize_environment(self.env, result, self.env_calls)
             if self.status != "aborted":
                 self._reward = begin_reward(reward, self._result, self._settings.reward.args)
         except Exception as error:  # user code may raise anything; the trajectory records it
@@ -402,12 +405,13 @@ class Episode:
         parts: dict[str, float] = {}
         if self.status != "failed" and self.env is not None:
             try:
-                metrics |= measure_episode(self.env) if self._result is None else self._result.metrics
+                measured = self._result is not None
+                metrics |= self._result.metrics if measured else self.env_calls(measure_episode, self.env)
                 if self._reward is not None:
                     parts = check_reward(self._reward(), self._settings.reward.function)
             except Exception as error:  # a user's reward may raise anything; the trajectory records it
                 self._fail(error)
-        close_environment(self.env, self.request.trajectory_id)
+        close_environment(self.env, self.request.trajectory_id, self.env_calls)
         trajectory = self._trajectory(text, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
         trajectory.sampling = describe_sampling(engine, self._settings)
         return trajectory
@@ -500,12 +504,17 @@ class EpisodeResult:
         return self.measure()
 
 
-def finalize_environment(env: Any, result: EpisodeResult) -> EpisodeResult:
-    """Call `InteractionEnv.finalize`, and add the environment's state to the result."""
+def finalize_environment(env: Any, result: EpisodeResult, calls: EnvCalls | None = None) -> EpisodeResult:
+    """Call `InteractionEnv.finalize`, and add the environment's state to the result.
+
+    Args:
+        calls: of the environment; None: without a limit.
+    """
+    calls = calls or EnvCalls(None)
     if hasattr(env, "finalize"):
-        env.finalize(result.responses, result.status)
-    known = env.metadata() if hasattr(env, "metadata") else {}
-    return replace(result, env=known, measure=partial(measure_episode, env))
+        calls(env.finalize, result.responses, result.status)
+    known = calls(env.metadata) if hasattr(env, "metadata") else {}
+    return replace(result, env=known, measure=partial(calls, measure_episode, env))
 
 
 def begin_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mapping[str, Any]) -> Callable[[], Any]:

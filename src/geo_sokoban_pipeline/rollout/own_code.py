@@ -1,4 +1,4 @@
-"""What an environment and a reward give back: checked, with a sentence about what is wrong.
+"""Calls of environments within a time limit, and what environments and rewards give back, checked.
 
 Both may be a user's code. Every number that is stored is finite.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from geo_sokoban_pipeline.formats import type_name
 
@@ -16,6 +19,75 @@ logger = logging.getLogger(__name__)
 
 _ENV_METHODS = ("reset", "step", "format_observation", "close")
 _STEP_VALUES = 3  # observation, done, info
+STUCK = "stuck environment"  # name of the thread of a call that is too late
+Result = TypeVar("Result")
+
+
+class EnvTimeoutError(RuntimeError):
+    """An environment took longer than `rollout.env_timeout`."""
+
+
+class EnvCalls:
+    """Calls of one episode's environment. With a limit all of them run in one thread of its own.
+
+    A call that is too late is left alone, since nothing ends a thread: the environment is not called again, not even to
+    close it.
+
+    Args:
+        seconds: that a call may take; None: unlimited.
+
+    Attributes:
+        is_stuck: whether a call came too late.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] | None = None
+        self.is_stuck = False
+
+    def __call__(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function.
+
+        Raises:
+            EnvTimeoutError: it takes longer than the limit; or an earlier call did.
+        """
+        if self._seconds is None:
+            return function(*arguments)
+        if self.is_stuck:
+            raise EnvTimeoutError("an earlier call of the environment has not ended")
+        if self._calls is None:
+            self._calls = queue.SimpleQueue()
+            self._thread = threading.Thread(target=_serve_calls, args=(self._calls,), name="environment", daemon=True)
+            self._thread.start()
+        future: Future[Result] = Future()
+        self._calls.put((future, function, arguments))
+        try:
+            return future.result(self._seconds)
+        except TimeoutError:
+            if future.done():  # its own
+                raise
+            self.is_stuck = True
+            self._thread.name = STUCK
+            self.end()
+            name = getattr(function, "__name__", type(function).__name__)
+            raise EnvTimeoutError(
+                f"{name} of the environment took longer than rollout.env_timeout={self._seconds:g} s"
+            ) from None
+
+    def end(self) -> None:
+        """End the thread, as soon as it is free."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+
+def _serve_calls(calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]) -> None:
+    while (call := calls.get()) is not None:
+        future, function, arguments = call
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # raised where the result is taken
+            future.set_exception(error)
 
 
 def check_environment(env: Any, name: str) -> None:
@@ -89,13 +161,19 @@ def check_reward(given: Any, name: str) -> dict[str, float]:
     return parts
 
 
-def close_environment(env: Any, episode: str) -> None:
-    """Close an episode's environment, if it has one; an error is only logged."""
+def close_environment(env: Any, episode: str, calls: EnvCalls | None = None) -> None:
+    """Close an episode's environment, if it has one and is not stuck; an error is only logged.
+
+    Args:
+        calls: of the environment, which end here; None: without a limit.
+    """
+    calls = calls or EnvCalls(None)
     try:
-        if env is not None:
-            env.close()
+        if env is not None and not calls.is_stuck:
+            calls(env.close)
     except Exception:  # a finished episode stays valid
         logger.warning("closing the environment of %s failed", episode, exc_info=True)
+    calls.end()
 
 
 def _finite(source: str, values: Mapping[str, Any]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -25,7 +25,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 Progress = Callable[[int], None]
 # (trajectories of all complete groups) → whether they are enough, so that the other groups can be aborted
 Enough = Callable[["list[Trajectory]"], bool]
-# (engine, policy, requests, settings[, progress, enough]) → trajectories, as `rollout`
+# (engine, policy, requests, settings[, progress, enough, supply]) → trajectories, as `rollout`
 RolloutFn = Callable[..., "list[Trajectory]"]
 
 _PLAIN_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
@@ -35,13 +35,31 @@ class TooManyFailuresError(RuntimeError):
     """More episodes failed than `rollout.max_failed_share` allows."""
 
 
-def rollout(
+class Supply(Protocol):
+    """What a rollout gets after it has begun.
+
+    Attributes:
+        is_stopped: whether all episodes that have not ended are to be aborted.
+    """
+
+    is_stopped: bool
+
+    def take(self, *, wait: bool) -> Sequence[EpisodeRequest]:
+        """Further requests, of whole groups.
+
+        Args:
+            wait: until there are any; empty then means that there will be none.
+        """
+
+
+def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
     engine: RolloutEngine,
     policy: Policy,
     requests: Sequence[EpisodeRequest],
     settings: RolloutSettings,
     progress: Progress | None = None,
     enough: Enough | None = None,
+    supply: Supply | None = None,
 ) -> list[Trajectory]:
     """Roll out episodes to their ends, or until enough groups are complete; the remaining ones are then aborted.
 
@@ -52,20 +70,19 @@ def rollout(
         settings: environment, reward, limits, sampling.
         progress: called with the number of episodes that ended since the last call.
         enough: called whenever a group is complete, with the trajectories of all complete groups; None: roll out all.
+        supply: asked before every turn; None: nothing comes later.
 
     Returns:
-        One trajectory per request, in their order; rewards set, advantages not.
+        One trajectory per request, in their order, those of the supply last; rewards set, advantages not.
 
     Raises:
         TooManyFailuresError: more than `rollout.max_failed_share` of the episodes failed; names the first error.
     """
     build_env = load_object(settings.env.factory, default_name="build_env")
     reward = load_object(settings.reward.function, default_name="reward")
-    episodes = [Episode(index, request, policy, settings) for index, request in enumerate(requests)]
+    episodes: list[Episode] = []
     groups: dict[int, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.request.group_index, []).append(episode)
-    engine_seconds = dict.fromkeys(range(len(episodes)), 0.0)
+    engine_seconds: dict[int, float] = {}
     finished: dict[int, Trajectory] = {}
 
     def finish(chosen: Sequence[Episode]) -> list[Trajectory]:
@@ -81,19 +98,42 @@ def rollout(
         if progress is not None and ended:
             progress(ended)
 
-    # Start: environments and prompts. An episode may end here: it failed, or its prompt fills its budget.
-    for episode in episodes:
-        episode.start(build_env)
-    started = [episode for episode in episodes if episode.is_pending]
-    report(len(episodes) - len(started))
+    def start(new_requests: Sequence[EpisodeRequest]) -> list[Episode]:
+        """Start environments and prompts; returns the episodes that wait for a response.
+
+        An episode may end here: it failed, or its prompt fills its budget.
+        """
+        new = [Episode(number, request, policy, settings) for number, request in enumerate(new_requests, len(episodes))]
+        episodes.extend(new)
+        for episode in new:
+            groups.setdefault(episode.request.group_index, []).append(episode)
+            engine_seconds[episode.id] = 0.0
+            episode.start(build_env)
+        started = [episode for episode in new if episode.is_pending]
+        report(len(new) - len(started))
+        if started:
+            engine.submit([episode.next_request() for episode in started])
+        return started
+
+    pending = len(start(requests))
     began = time.perf_counter()
-    if started:
-        engine.submit([episode.next_request() for episode in started])
 
     # Turns: an engine may return some of the submitted requests; their episodes continue meanwhile.
     held: list[Result] = []
-    complete, stopping = 0, False  # groups that `enough` has seen; whether they are enough
-    while started and ((results := engine.poll()) or held):  # without a request, the engine is never polled
+    complete, stopping = 0, False  # groups that `enough` has seen; whether the others are aborted
+    while True:
+        if supply is not None:
+            further = start(supply.take(wait=not pending))
+            pending += len(further)
+            if stopping:
+                engine.abort([episode.id for episode in further])
+            elif supply.is_stopped:
+                stopping = True
+                engine.abort([episode.id for episode in episodes if episode.is_pending])
+        if not pending:  # without a request, the engine is never polled
+            break
+        if not (results := engine.poll()) and not held:
+            break
         _split_time(engine_seconds, results, time.perf_counter() - began)
         # Environments start the slow work of all results before the first one is stepped.
         for result in results:
@@ -109,6 +149,7 @@ def rollout(
             episodes[result.id].advance(result)
         over = [result.id for result in due if not episodes[result.id].is_pending]
         engine.release(over)
+        pending -= len(over)
         report(len(over))
         running = [episodes[result.id] for result in due if episodes[result.id].is_pending]
         engine.submit([episode.next_request() for episode in running])

@@ -42,6 +42,8 @@ _LAYOUT = frozenset(
         "policy.device",
         "processes",
         "replicas",
+        "rollout.worker_restarts",
+        "rollout.worker_timeout",
         "sharding",
         "threads",
         "warm_start.max_tokens",
@@ -49,10 +51,16 @@ _LAYOUT = frozenset(
 )
 # These also decide when a response is there, and with over-sampling that decides which groups are aborted.
 _ROLLOUT_LAYOUT = frozenset(
-    {"rollout.draft_share", "rollout.max_conversations", "rollout.prefill_tokens", "rollout.reuse_cache"}
+    {
+        "rollout.draft_share",
+        "rollout.max_conversations",
+        "rollout.prefill_tokens",
+        "rollout.reuse_cache",
+        "rollout.workers",
+    }
 )
-# What ends a run that goes wrong.
-_LIMITS = frozenset({"optimizer.max_skipped", "rollout.max_failed_share"})
+# What ends a run, or an episode, that goes wrong.
+_LIMITS = frozenset({"optimizer.max_skipped", "rollout.env_timeout", "rollout.max_failed_share"})
 _CODE = ":"  # between the option that names own code and a file of it, which no name of an option holds
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.evaluation.metrics import response_metrics
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Result, RolloutEngine
+from geo_sokoban_pipeline.rollout.engines.base import EngineControl, FinishReason, Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
@@ -108,6 +108,7 @@ class Collector:
         seed: seed of the run.
         prompts: rows of the training prompts.
         rollout_fn: rolls out the episodes; None: `rollout.function`, in this process.
+        take_metrics: further metrics of the rollouts since its last call.
         partial: groups that earlier iterations aborted; used with `rollout.partial`.
     """
 
@@ -116,8 +117,9 @@ class Collector:
     options: TrainOptions
     prompts: Rows
     policy: Policy
-    engine: RolloutEngine
+    engine: EngineControl
     rollout_fn: RolloutFn | None = None
+    take_metrics: Callable[[], dict[str, float]] = dict
     partial: PartialRollouts = field(default_factory=PartialRollouts)
 
     def collect(self, iteration: int, sampler: PromptSampler) -> tuple[list[Trajectory], dict[str, float | None]]:
@@ -127,6 +129,7 @@ class Collector:
             Trajectories (groups in order, dropped ones included) and metrics `rollout/…`, `perf/…`.
         """
         began = time.perf_counter()
+        self.take_metrics()  # of validations
         grpo, rollout, task = self.options.grpo, self.options.rollout, task_of(self.options.task)
         first = math.ceil(grpo.groups * rollout.over_sampling)
         limit = max(first, math.ceil(grpo.groups * grpo.max_refill))
@@ -153,8 +156,9 @@ class Collector:
             self.partial.keep(trajectories, dict(enumerate(chosen)))
         _update_solve_rates(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
-        processes = 1 if self.rollout_fn is None else self.options.processes
-        return trajectories, {**describe_rollout(trajectories, seconds, task.watched, processes), **scores.metrics}
+        processes = 1 if self.rollout_fn is None else rollout.workers or self.options.processes
+        described = describe_rollout(trajectories, seconds, task.watched, processes)
+        return trajectories, {**described, **self.take_metrics(), **scores.metrics}
 
     def _probe(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Scores of the groups so far, without the fallback of `grpo.min_groups`, which would hide scarce signal."""

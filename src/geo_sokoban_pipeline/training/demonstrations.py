@@ -98,7 +98,7 @@ class Demonstrator:
                 return None
             trajectory = episode.snapshot()
         finally:
-            close_environment(episode.env, f"a demonstration on {row.get('id')}")
+            close_environment(episode.env, f"a demonstration on {row.get('id')}", episode.env_calls)
         if not trajectory.loss_mask.any() or (self._expert.solved_only and not trajectory.metrics.get("success")):
             return None
         return build_sample(trajectory, self._policy)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
 from geo_sokoban_pipeline.grpo.scoring import newest_version
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+from geo_sokoban_pipeline.rollout.engines.base import EngineControl
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
@@ -49,6 +50,7 @@ from geo_sokoban_pipeline.training.checkpoint import (
 )
 from geo_sokoban_pipeline.training.collecting import Collector, Rows, build_sampler
 from geo_sokoban_pipeline.training.recovery import written_ahead
+from geo_sokoban_pipeline.training.rollout_workers import RolloutWorkers
 from geo_sokoban_pipeline.training.runtime import (
     Stopwatch,
     collect_garbage,
@@ -149,14 +151,15 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         if options.rollout.takes_turns:
             backend.sleep()
         pool = owned.enter_context(ThreadPoolExecutor(1, "rollout"))  # waits for its thread when the engine is closed
-        engine = owned.enter_context(closing(build_engine(policy, options.rollout)))
+        engine, roll_out, rollers = owned.enter_context(open_engine(policy, options, workers))
         needs_reference = options.grpo.kl_coefficient > 0
         reference = build_scorer(inputs.policy, options, workers) if needs_reference else None
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         watch = owned.enter_context(closing(SignalWatch(task)))
-        roll_out = None if workers is None or not engine.in_process else workers.rollout
         collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
+        if rollers is not None:
+            collector.take_metrics = rollers.take_metrics
         ahead = None
         if loop.max_staleness:
             ahead = AheadCollector(collector, sampler, lambda version: _folder_of(version, inputs, resume), pool)
@@ -180,7 +183,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 history.note_validation(0, measured, held_out, is_saved=False)
                 watch.observe_start(history.start_rate, options.warm_start.steps)
             turning = Stopwatch()
-            work = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
+            work = Stopwatch(partial(cpu_clock, workers, rollers))
             with work.running():
                 collect_garbage(iteration)
                 # Collect and score: draw groups until enough of them carry a signal, then set their advantages.
@@ -307,9 +310,28 @@ def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
     }
 
 
-def sync_weights(engine: RolloutEngine, backend: TrainBackend, workers: WorkerGroup | None, version: int) -> None:
+@contextmanager
+def open_engine(
+    policy: Policy, options: TrainOptions, workers: WorkerGroup | None
+) -> Iterator[tuple[EngineControl, RolloutFn | None, RolloutWorkers | None]]:
+    """What rolls out, for the `with` block: engine, rollout function (None: `rollout.function`, here), workers."""
+    if options.rollout.workers is None:
+        with closing(build_engine(policy, options.rollout)) as engine:
+            yield engine, None if workers is None or not engine.in_process else workers.rollout, None
+    else:
+        with closing(RolloutWorkers(policy, options)) as rollers:
+            yield rollers, rollers.rollout, rollers
+
+
+def cpu_clock(workers: WorkerGroup | None, rollers: RolloutWorkers | None) -> float:
+    """CPU-seconds of this process, of other ranks' jobs and of rollout workers, from an arbitrary zero."""
+    own = time.process_time() if workers is None else workers.cpu_clock()
+    return own + (0.0 if rollers is None else rollers.cpu_seconds)
+
+
+def sync_weights(engine: EngineControl, backend: TrainBackend, workers: WorkerGroup | None, version: int) -> None:
     """Switch every engine to this policy version; each drops what it computed with earlier ones."""
-    if not engine.in_process:  # its servers roll out for all ranks
+    if not engine.in_process:  # servers or rollout workers roll out for all ranks
         engine.update_weights(backend.weight_source(), version)
         return
     backend.renew()
@@ -320,7 +342,7 @@ def sync_weights(engine: RolloutEngine, backend: TrainBackend, workers: WorkerGr
 
 @contextmanager
 def trainers_turn(
-    engine: RolloutEngine, backend: TrainBackend, options: TrainOptions, watch: Stopwatch
+    engine: EngineControl, backend: TrainBackend, options: TrainOptions, watch: Stopwatch
 ) -> Iterator[None]:
     """The trainer has the GPUs that it shares with servers, for the `with` block; `sync_weights` wakes these up.
 
@@ -341,7 +363,7 @@ def trainers_turn(
 
 
 def _validate(
-    inputs: RunInputs, version: int, policy: Policy, engine: RolloutEngine, roll_out: RolloutFn | None
+    inputs: RunInputs, version: int, policy: Policy, engine: EngineControl, roll_out: RolloutFn | None
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Roll out the validation prompts.
 

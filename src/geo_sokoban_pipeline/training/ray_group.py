@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import yaml
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.distributed.ray_placement import RayRanks, connected, gpus_of_a_rank
+from geo_sokoban_pipeline.distributed.links import Conversation, Link
+from geo_sokoban_pipeline.distributed.ray_placement import RayLink, RayRanks, connected, gpus_of_a_rank
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.episode import RolloutSettings
@@ -43,7 +44,7 @@ class RayWorkers:
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
         self._size = options.processes
         with ExitStack() as opened:
-            opened.enter_context(connected(options.ray, self._size))
+            opened.enter_context(connected(options.ray, self._size + (options.rollout.workers or 0)))
             folder = policy.folder
             if not policy.is_empty:
                 folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
@@ -133,6 +134,31 @@ class OwnCode:
         if isinstance(options, TrainOptions):
             return options.model_copy(update=changes)
         return replace(options, **changes)
+
+
+class RayStart:
+    """Starts rollout workers as actors of a Ray cluster.
+
+    Attributes:
+        options: of the run, with the names that objects have in the workers.
+    """
+
+    def __init__(self, options: TrainOptions) -> None:
+        in_worker = options.rollout.engine == "transformers"
+        self._gpus = gpus_of_a_rank(options.ray, options.policy.device) if in_worker else 0
+        self._code = OwnCode.of(options)
+        device = {"device": "cuda" if self._gpus else "cpu"}
+        self.options = self._code.renamed(
+            options.model_copy(update={"policy": options.policy.model_copy(update=device)})
+        )
+
+    def renamed(self, settings: RolloutSettings) -> RolloutSettings:
+        """Settings with the names that objects have in the workers."""
+        return self._code.renamed(settings)
+
+    def __call__(self, title: str, talk: Conversation) -> Link:
+        """Start a worker."""
+        return RayLink(title, talk, self.options.ray, self._gpus, self._code.files, self._code.imports)
 
 
 @dataclass(frozen=True)

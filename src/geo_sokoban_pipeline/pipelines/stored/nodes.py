@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -58,8 +58,8 @@ def collect_trajectories(
     """
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-    from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+    from geo_sokoban_pipeline.training.grpo_loop import open_engine
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import open_worker_group
     from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
@@ -78,14 +78,16 @@ def collect_trajectories(
     sampler = build_sampler(rows, settings, seed, manifest.get("sampler"))
     yield Rewind(-1), Rewind(-1)
     with ExitStack() as owned:
-        engine = owned.enter_context(closing(build_engine(policy, settings.rollout)))
-        # Servers roll out for all processes.
-        workers = owned.enter_context(open_worker_group(policy, settings)) if engine.in_process else None
-        play = None if workers is None else workers.rollout
+        # Servers and rollout workers roll out for all processes; in a Ray cluster workers need its connection.
+        needs_ranks = settings.ranks_roll_out or settings.placement == "ray"
+        workers = owned.enter_context(open_worker_group(policy, settings)) if needs_ranks else None
+        engine, play, rollers = owned.enter_context(open_engine(policy, settings, workers))
         collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
+        if rollers is not None:
+            collector.take_metrics = rollers.take_metrics
         for iteration in range(first, first + options.iterations):
             engine.update_weights(None, first)
-            if workers is not None:
+            if workers is not None and settings.ranks_roll_out:
                 workers.update_weights(first)
             trajectories, metrics = collector.collect(iteration, sampler)
             row = {"iteration": iteration, "policy_version": first, **metrics}

@@ -94,10 +94,12 @@ class WeightSource:
         read: yields (Hugging Face name, tensor) in the layout of published checkpoints, one tensor at a time. Its
             argument names a torch dtype; None: that of the weights.
         state: of the weights; another value after every change.
+        folder: of the policy that they are read from; None: they are in memory.
     """
 
     read: Callable[[str | None], Iterator[tuple[str, Any]]]
     state: Callable[[], Hashable]
+    folder: Path | None = None
 
     @classmethod
     def of_model(cls, model: Any) -> WeightSource:
@@ -124,7 +126,7 @@ class WeightSource:
         def read(dtype: str | None) -> Iterator[tuple[str, Any]]:
             return ((name, cast_weight(tensor, dtype)) for name, tensor in read_tensors(folder, "model"))
 
-        return cls(read, lambda: str(folder))
+        return cls(read, lambda: str(folder), folder)
 
 
 def cast_weight(tensor: Any, dtype: str | None) -> Any:
@@ -134,18 +136,33 @@ def cast_weight(tensor: Any, dtype: str | None) -> Any:
     return tensor.detach() if dtype is None else tensor.detach().to(getattr(torch, dtype))
 
 
-class RolloutEngine(Protocol):
-    """The interface of an engine to the episode loop.
+class EngineControl(Protocol):
+    """What samples responses, here or in other processes, as those see it who train.
 
     Attributes:
         in_process: whether it samples with the policy's own model.
+        version: of its weights.
     """
 
-    name: str
     in_process: bool
+    version: int
+
+    def update_weights(self, weights: WeightSource | None, version: int) -> None:
+        """Load new weights; None: those of the policy's model, which the trainer has changed in place."""
+
+    def sleep(self) -> None:
+        """Give up memory that others need, until `update_weights`; nothing where there is none to give up."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+class RolloutEngine(EngineControl, Protocol):
+    """The interface of an engine to the episode loop."""
+
+    name: str
     software_version: str
     seeded: bool
-    version: int
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests."""
@@ -158,12 +175,3 @@ class RolloutEngine(Protocol):
 
     def release(self, ids: Iterable[int]) -> None:
         """Free the memory of conversations. Unknown ids are ignored."""
-
-    def update_weights(self, weights: WeightSource | None, version: int) -> None:
-        """Load new weights; None: those of the policy's model, which the trainer has changed in place."""
-
-    def sleep(self) -> None:
-        """Give up memory that others need, until `update_weights`; nothing where there is none to give up."""
-
-    def close(self) -> None:
-        """Free everything."""

@@ -30,7 +30,7 @@ from geo_sokoban_pipeline.distributed.slices import (
     write_weights,
 )
 from geo_sokoban_pipeline.policies.experts import published_spec
-from geo_sokoban_pipeline.policies.policy import Policy, replace_weights, save_encoding, save_policy, use_types
+from geo_sokoban_pipeline.policies.policy import Policy, allocate_weights, save_encoding, save_policy
 from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.runs.storage import Files, read_json, write_json
 from geo_sokoban_pipeline.runs.tensor_files import SHARD_BYTES, TensorSpec, write_tensors
@@ -107,12 +107,7 @@ class RankState:
         if not self._is_sharded:
             return
         if self.policy.is_empty:
-            types = use_types(self.policy)
-            replace_weights(
-                self.policy.model,
-                lambda name, weight: torch.empty(weight.shape, dtype=types[name], device=self._device),
-            )
-            self.policy.model.to(self._device)  # its buffers
+            allocate_weights(self.policy, self._device)
         whole = dict(self.policy.model.named_parameters())
         for name, weight in whole.items():
             weight.copy_(self._gather(name, weight.dtype))

@@ -68,7 +68,7 @@ class SglangEngine:
         self._answers: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._open: dict[int, Future[None]] = {}
         self._loop = BackgroundLoop("sglang engine")
-        self._fleet = Fleet(options, policy)
+        self._fleet = self._make_fleet()
         try:
             facts = self._loop.run(self._fleet.start())
         except BaseException:
@@ -87,6 +87,25 @@ class SglangEngine:
             longest_prompt=facts.longest_prompt,
         )
         self._dispatcher = Dispatcher(self._fleet, self.limits, self._versions.__getitem__)
+
+    def _make_fleet(self) -> Fleet:
+        return Fleet(self._options, self.policy)
+
+    @property
+    def tag(self) -> str:
+        """Name of the servers' weights; empty before the first update."""
+        return "" if self._weights is None else self._weights.tag
+
+    def bring_back(self, number: int, life: int, reason: str) -> None:
+        """Restart a server that another process has found lost, unless a later life of it has begun.
+
+        Args:
+            number: of the server.
+
+        Raises:
+            EngineStopped: it was lost more often than `faults.restarts` allows.
+        """
+        self._loop.run(self._fleet.bring_back(self.servers[number], life, ServerLost(reason)))
 
     @property
     def servers(self) -> list[Server]:

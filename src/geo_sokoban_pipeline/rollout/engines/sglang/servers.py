@@ -134,6 +134,14 @@ class Server:
         self.ready = True
         self.hung = asyncio.Event()
 
+    async def move(self, url: str) -> None:
+        """Begin a new life of an attached server, perhaps at another address."""
+        self._url = url
+        await self.client.close()
+        self.client = self._connect()
+        self.life += 1
+        self.hung = asyncio.Event()
+
     async def _answers(self) -> bool:
         """Whether the server accepts requests within `health_timeout`."""
         end = time.monotonic() + self._faults.health_timeout
@@ -366,12 +374,12 @@ class Fleet:
         """
         if self._router is None:
             if isinstance(fault, ServerLost):
-                await self._bring_back(server, life, fault)
+                await self.bring_back(server, life, fault)
             return
         for other in self.servers:
             life = await other.settle()
             if other.hung.is_set() or not await other.client.is_ready():
-                await self._bring_back(other, life, fault)
+                await self.bring_back(other, life, fault)
         if (reason := self._router.lost()) is not None:
             raise EngineStopped(f"the router has ended: {reason}") from fault
 
@@ -394,7 +402,7 @@ class Fleet:
             else:
                 await asyncio.to_thread(server.launched.end)
 
-    async def _bring_back(self, server: Server, life: int, fault: ServerFault) -> None:
+    async def bring_back(self, server: Server, life: int, fault: ServerFault) -> None:
         """Restart a lost server with the current weights; does nothing if a later life has begun."""
         async with server.lock:
             if server.life == life:

@@ -72,14 +72,19 @@ def make_tag(version: int) -> str:
     return f"{version}-{uuid.uuid4().hex[:12]}"
 
 
-def write_folder(folder: Path, tensors: Named, bucket_bytes: int) -> None:
+def write_folder(folder: Path, tensors: Named, bucket_bytes: int, stem: str = "") -> None:
     """Write weights into a new folder as safetensors files of one bucket each, for servers to read.
 
     The library holds a copy of a file while it writes it.
+
+    Args:
+        stem: of the files' names.
     """
     folder.mkdir(parents=True)
     for number, (bucket, _) in enumerate(cut_buckets(tensors, bucket_bytes)):
-        save_file({name: tensor.cpu().contiguous() for name, tensor in bucket}, folder / f"{number:05d}.safetensors")
+        save_file(
+            {name: tensor.cpu().contiguous() for name, tensor in bucket}, folder / f"{stem}{number:05d}.safetensors"
+        )
 
 
 class Delivery:

@@ -1,0 +1,381 @@
+"""A rollout worker: a process that only rolls out, with an engine of its own or connections to the servers.
+
+Its state is the `Worker` of a rank without a group and a backend. It is sent whole groups and sends back their
+trajectories; which groups are rolled out, and when the others are aborted, the driver decides.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.distributed.launch import Job
+from geo_sokoban_pipeline.distributed.links import Beat, Hanging, Line
+from geo_sokoban_pipeline.distributed.slices import read_weights
+from geo_sokoban_pipeline.policies.policy import allocate_weights
+from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.own_code import STUCK
+from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn, rollout
+from geo_sokoban_pipeline.training.runtime import collect_garbage
+from geo_sokoban_pipeline.training.worker import Blueprint, UpdateWeights, Worker
+from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.rollout.engines.sglang.following import ServerPlace
+
+_BEATS = 4  # in the time in which a worker has to be heard of
+
+
+# What a worker is sent.
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Begin a rollout.
+
+    Attributes:
+        number: of the rollout; what is sent back carries it.
+        requests: whole groups.
+        is_all: whether no further groups follow.
+        is_streamed: whether each group is sent back at once, not all of them at the end.
+    """
+
+    number: int
+    requests: Sequence[EpisodeRequest]
+    settings: RolloutSettings
+    is_all: bool
+    is_streamed: bool
+
+
+@dataclass(frozen=True)
+class Further:
+    """Further groups of the rollout.
+
+    Attributes:
+        is_all: whether none follow.
+    """
+
+    requests: Sequence[EpisodeRequest]
+    is_all: bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Abort all episodes of the rollout that have not ended."""
+
+
+@dataclass(frozen=True)
+class Do:
+    """Run a job on the worker's state; answered with `Answer`."""
+
+    job: Job
+
+
+# What it sends back.
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Result of a job."""
+
+    result: Any
+
+
+@dataclass(frozen=True)
+class GroupOver:
+    """A group whose episodes have all ended."""
+
+    number: int
+    group: int
+    trajectories: list[Trajectory]
+
+
+@dataclass(frozen=True)
+class RolloutOver:
+    """All groups of a rollout are sent.
+
+    Attributes:
+        busy: seconds in which the worker had something to roll out.
+        cpu_seconds: of the worker's process since its start.
+        stuck: environments that are left in a call that does not end.
+    """
+
+    number: int
+    busy: float
+    cpu_seconds: float
+    stuck: int
+
+
+@dataclass(frozen=True)
+class LostServer:
+    """Question: a server does not answer; the reply is a `ServerPlace`, once it does.
+
+    Attributes:
+        server: its number.
+        life: of it, as the driver counts them.
+        reason: what was seen.
+    """
+
+    server: int
+    life: int
+    reason: str
+
+
+# Jobs.
+
+
+@dataclass
+class RolloutState:
+    """What jobs of a rollout worker receive.
+
+    Attributes:
+        weights: folder that the model's weights are from; None: it has none.
+    """
+
+    worker: Worker
+    line: Line
+    weights: Path | None = None
+
+
+@dataclass(frozen=True)
+class LoadWeights:
+    """Fill the model of the worker's engine with the weights of a folder, unless it has read this folder before.
+
+    Attributes:
+        folder: which never changes.
+        device: on which the engine computes.
+    """
+
+    folder: Path
+    version: int
+    device: str
+
+    def __call__(self, state: RolloutState) -> LoadWeights:
+        """Run in a rollout worker; returns itself."""
+        policy = state.worker.policy
+        if policy.is_empty:
+            allocate_weights(policy, self.device)
+        if state.weights != self.folder:
+            read_weights(dict(policy.model.named_parameters()), self.folder)
+            state.weights = self.folder
+        UpdateWeights(self.version)(state.worker)
+        return self
+
+
+@dataclass(frozen=True)
+class FollowServers:
+    """Sample from servers that the driver keeps.
+
+    Attributes:
+        options: of servers that are there.
+        key: of the servers; None: they have none.
+        tag: of their weights.
+        places: where they are.
+    """
+
+    options: ServerOptions
+    key: str | None
+    tag: str
+    version: int
+    places: Sequence[ServerPlace]
+
+    def __call__(self, state: RolloutState) -> FollowServers:
+        """Run in a rollout worker; returns itself."""
+        from geo_sokoban_pipeline.rollout.engines.sglang.following import FollowingEngine
+
+        worker, line = state.worker, state.line
+        if "engine" not in vars(worker):
+            if self.options.api_key_variable is not None and self.key is not None:
+                os.environ[self.options.api_key_variable] = self.key  # on nodes whose environment lacks it
+
+            def report(server: int, life: int, reason: str) -> Future[ServerPlace]:
+                return line.ask(LostServer(server, life, reason))
+
+            worker.engine = FollowingEngine(worker.policy, self.options, self.places, report)
+        engine = worker.engine
+        assert isinstance(engine, FollowingEngine)
+        engine.follow(self.tag, self.version, self.places)
+        collect_garbage(self.version)
+        return self
+
+
+# Its life.
+
+
+@dataclass(frozen=True)
+class RolloutProcess:
+    """The life of a rollout worker, in its process.
+
+    Attributes:
+        build: makes its state; the policy is empty.
+        timeout: seconds in which it has to be heard of; None: unlimited.
+        gpu: number of the GPU on which its engine computes; None: it has none, or sees one alone.
+    """
+
+    build: Blueprint
+    timeout: float | None
+    gpu: int | None = None
+
+    def __call__(self, line: Line) -> None:
+        """Serve until the link closes."""
+        pulse = Pulse()
+        if self.timeout is not None:
+            threading.Thread(target=_beat, args=(pulse, self.timeout, line), name="beat", daemon=True).start()
+        if self.gpu is not None:
+            torch.cuda.set_device(self.gpu)
+        with pulse.waiting():
+            state = RolloutState(self.build(), line)
+        line.send(Answer(None))
+        while True:
+            with pulse.waiting():
+                message = line.inbox.get()
+            if message is None:
+                return
+            if isinstance(message, Do):
+                with pulse.waiting():
+                    result = message.job(state)
+                line.send(Answer(result))
+            elif isinstance(message, Begin):
+                _roll_out(state.worker, message, line, pulse)
+            # Others belong to a rollout that is over.
+
+
+def _beat(pulse: Pulse, timeout: float, line: Line) -> None:
+    """Send signs of life, until the rollout stands still for longer than the limit."""
+    with suppress(OSError):  # the link is closed
+        while pulse.standstill < timeout:
+            line.send(Beat())
+            time.sleep(timeout / _BEATS)
+        line.send(Hanging(timeout))
+
+
+class Pulse:
+    """When the rollout of this process has last called its engine, or whether it waits."""
+
+    def __init__(self) -> None:
+        self._moved, self._is_waiting = time.monotonic(), False
+
+    @property
+    def standstill(self) -> float:
+        """Seconds of the stretch of work that goes on between two calls of the engine; 0 while it waits."""
+        return 0.0 if self._is_waiting else time.monotonic() - self._moved
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For the `with` block this process waits, or is within the engine, which has limits of its own."""
+        self._is_waiting = True
+        try:
+            yield
+        finally:
+            self._moved, self._is_waiting = time.monotonic(), False
+
+
+class WatchedEngine:
+    """An engine whose calls a pulse notes; all else is the engine's own."""
+
+    def __init__(self, engine: RolloutEngine, pulse: Pulse) -> None:
+        self._engine, self._pulse = engine, pulse
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._engine, name)
+        return self._watched(found) if callable(found) else found
+
+    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            with self._pulse.waiting():
+                return function(*arguments, **named)
+
+        return call
+
+
+@dataclass
+class MessageSupply:
+    """Further groups and the order to stop, from an inbox.
+
+    Attributes:
+        is_stopped: see `Supply`.
+        is_all: whether no further groups follow.
+        idle: seconds spent waiting.
+    """
+
+    inbox: queue.SimpleQueue[Any]
+    pulse: Pulse
+    is_all: bool
+    is_stopped: bool = False
+    idle: float = 0.0
+    _taken: list[EpisodeRequest] = field(default_factory=list)
+
+    def take(self, *, wait: bool) -> list[EpisodeRequest]:
+        """See `Supply`."""
+        began = time.perf_counter()
+        with self.pulse.waiting():
+            self.look(wait=wait)
+        self.idle += time.perf_counter() - began
+        taken, self._taken = self._taken, []
+        return taken
+
+    def look(self, *, wait: bool = False) -> None:
+        """Read the messages that have come; requests are kept for `take`."""
+        while self._read(wait=wait and not self._taken and not self.is_all):
+            pass
+
+    def _read(self, *, wait: bool) -> bool:
+        """Take a message; False: there is none."""
+        try:
+            message = self.inbox.get(block=wait)
+        except queue.Empty:
+            return False
+        if message is None:  # closed: nobody takes what follows
+            self.is_stopped = self.is_all = True
+            self.inbox.put(None)
+            return False
+        if isinstance(message, Further):
+            self._taken += message.requests
+            self.is_all = message.is_all
+        elif isinstance(message, Stop):
+            self.is_stopped = True
+        return True
+
+
+def _roll_out(worker: Worker, begin: Begin, line: Line, pulse: Pulse) -> None:
+    began, sent = time.perf_counter(), set[int]()
+    supply = MessageSupply(line.inbox, pulse, begin.is_all)
+
+    def deliver(trajectories: Sequence[Trajectory]) -> None:
+        """Send the groups that have not been sent."""
+        for group, episodes in groupby(trajectories, key=lambda episode: episode.group_index):
+            if group not in sent:
+                sent.add(group)
+                line.send(GroupOver(begin.number, group, list(episodes)))
+
+    def enough(complete: Sequence[Trajectory]) -> bool:
+        deliver(complete)
+        supply.look()
+        return supply.is_stopped
+
+    options = begin.settings.rollout
+    rollout_fn = load_rollout_fn(options)
+    engine = WatchedEngine(worker.engine, pulse)
+    watching: dict[str, Any] = {}
+    if begin.is_streamed:
+        watching["enough"] = enough
+    if rollout_fn is rollout and watching:
+        watching["supply"] = supply
+    trajectories = rollout_fn(engine, worker.policy, begin.requests, begin.settings, **watching)
+    deliver(trajectories)
+    busy = time.perf_counter() - began - supply.idle
+    stuck = sum(thread.name == STUCK for thread in threading.enumerate())
+    line.send(RolloutOver(begin.number, busy, time.process_time(), stuck))

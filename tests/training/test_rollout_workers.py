@@ -1,0 +1,227 @@
+"""Rollout workers: the numbers of no workers, whoever ends or hangs; over-sampling, versions and time limits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+from safetensors.torch import load_file
+
+from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
+from geo_sokoban_pipeline.datasets.resume import read_resume_state
+from geo_sokoban_pipeline.distributed.launch import RankError
+from geo_sokoban_pipeline.distributed.ray_placement import connected
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
+from geo_sokoban_pipeline.training.rollout_workers import RolloutWorkers
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
+from ray_cluster import RayCluster
+from task_options import TrainOptions
+from training.setup import Setup, settings
+
+pytestmark = pytest.mark.slow
+
+# More than an idle worker's silence on a busy machine.
+PATIENCE = 8.0
+WORKERS = {"rollout.workers": 2, "rollout.worker_timeout": PATIENCE, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def two(setup: Setup) -> Iterator[RolloutWorkers]:
+    """Two workers that all tests of collecting share; whoever of them is lost has been replaced."""
+    with closing(RolloutWorkers(setup.policy, settings(setup.options, WORKERS))) as workers:
+        workers.update_weights(None, 0)
+        yield workers
+
+
+def collect(setup: Setup, workers: RolloutWorkers, **changes: Any) -> tuple[list[Trajectory], dict[str, float | None]]:
+    """Episodes of a first iteration, and its metrics."""
+    options = settings(setup.options, WORKERS | {name.replace("__", "."): value for name, value in changes.items()})
+    made = Collector("train_sokoban", 0, options, setup.rows, setup.policy, workers, workers.rollout)
+    made.take_metrics = workers.take_metrics
+    return made.collect(0, build_sampler(setup.rows, options, 0, None))
+
+
+def assert_same(found: list[Trajectory], wanted: list[Trajectory], tolerance: float = 0.0) -> None:
+    assert [episode.trajectory_id for episode in found] == [episode.trajectory_id for episode in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert np.array_equal(one.token_ids, other.token_ids)
+        assert [turn.action for turn in one.turns] == [turn.action for turn in other.turns]
+        assert (one.reward, one.status, one.seed) == (other.reward, other.status, other.seed)
+        np.testing.assert_allclose(one.rollout_log_probs, other.rollout_log_probs, rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def awkward_row(setup: Setup) -> Any:
+    """Id of a row of the first iteration whose episodes all have a second step."""
+    drawn = build_sampler(setup.rows, setup.options, 0, None).draw(0, setup.options.grpo.groups)
+    steps: dict[int, list[int]] = {}
+    for episode in setup.episodes:
+        steps.setdefault(episode.group_index, []).append(sum(turn.role == "assistant" for turn in episode.turns))
+    group = next(group for group, counts in steps.items() if min(counts) > 1)
+    return setup.rows[drawn[group]]["id"]
+
+
+def awkward(setup: Setup, row: Any, **how: Any) -> dict[str, Any]:
+    return {"env__factory": "awkward_envs.build_env", "env__args": {**setup.options.env.args, "row": row, **how}}
+
+
+def test_numbers_of_two_are_those_of_none(setup: Setup, two: RolloutWorkers) -> None:
+    found, metrics = collect(setup, two)
+    assert_same(found, setup.episodes, 1e-5)
+    again, _ = collect(setup, two)
+    assert_same(again, found)
+    idle = [metrics[f"perf/idle_share/worker_{number}"] for number in range(2)]
+    assert all(share is not None and 0.0 <= share < 0.9 for share in idle)
+    assert 0 < metrics["perf/engine_time"] < metrics["perf/rollout_time"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("sign", ["SIGKILL", "SIGSTOP"])
+def test_a_worker_that_ends_or_hangs_in_an_episode_is_replaced(
+    setup: Setup, two: RolloutWorkers, awkward_row: Any, tmp_path: Path, sign: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    undisturbed, _ = collect(setup, two)
+    before = two.process_ids
+    found, _ = collect(setup, two, **awkward(setup, awkward_row, sign=sign, mark=str(tmp_path / "mark")))
+    assert_same(found, undisturbed)
+    assert len(set(before) & set(two.process_ids)) == 1
+    (gone,) = set(before) - set(two.process_ids)
+    assert not psutil.pid_exists(gone)
+    said = "(SIGKILL)" if sign == "SIGKILL" else f"hangs: it has been silent for {PATIENCE:g} s"
+    assert any(said in message and "It is replaced (1 of 3)" in message for message in caplog.messages)
+
+
+def test_an_environment_that_hangs_costs_its_episodes_alone(
+    setup: Setup, two: RolloutWorkers, awkward_row: Any
+) -> None:
+    undisturbed, _ = collect(setup, two)
+    before = two.process_ids
+    limits = {"rollout__env_timeout": 0.5, "rollout__max_failed_share": 0.5}
+    found, _ = collect(setup, two, **limits, **awkward(setup, awkward_row, seconds=600.0))
+    failed = [episode for episode in found if episode.status == "failed"]
+    assert len({episode.group_index for episode in failed}) == 1 and len(failed) == setup.options.grpo.group_size
+    assert {episode.error for episode in failed} == {
+        "EnvTimeoutError: step of the environment took longer than rollout.env_timeout=0.5 s"
+    }
+    others = [episode for episode in undisturbed if episode.group_index != failed[0].group_index]
+    assert_same([episode for episode in found if episode.status != "failed"], others, 1e-5)
+    assert len(set(before) & set(two.process_ids)) == 1, "the worker in which it hangs is replaced"
+
+
+def test_over_sampling_trains_as_many_groups_as_in_one_process(setup: Setup, two: RolloutWorkers) -> None:
+    for share, started in ((1.5, 6), (3.0, 12)):
+        found, metrics = collect(setup, two, rollout__over_sampling=share)
+        assert len({episode.group_index for episode in found}) == started
+        assert len({episode.group_index for episode in found if episode.trained}) == setup.options.grpo.groups
+        assert [episode.trajectory_id for episode in found] == sorted(episode.trajectory_id for episode in found)
+        assert {episode.drop_reason for episode in found if not episode.trained} <= {"aborted", "surplus"}
+        assert metrics["rollout/episodes"] == started * setup.options.grpo.group_size
+
+
+def test_one_gives_the_bits_of_none_and_more_losses_than_allowed_end_the_run(setup: Setup) -> None:
+    options = settings(setup.options, WORKERS | {"rollout.workers": 1, "rollout.worker_restarts": 0})
+    with closing(RolloutWorkers(setup.policy, options)) as workers:
+        workers.update_weights(None, 0)
+        found, _ = collect(setup, workers)
+        assert_same(found, setup.episodes)
+        assert workers.cpu_seconds > 1
+        (pid,) = workers.process_ids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankError, match=r"rollout worker 1 of 1 \(pid \d+\) ended .*SIGKILL.*worker_restarts=0"):
+            collect(setup, workers)
+    assert not psutil.pid_exists(pid)
+
+
+def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
+    setup: Setup, two: RolloutWorkers, awkward_row: Any, tmp_path: Path, ray_cluster: RayCluster
+) -> None:
+    """One on each of two nodes, whose working folder is empty."""
+    undisturbed, _ = collect(setup, two)
+    own = {"env__factory": f"{Path(__file__).parents[1]}/awkward_envs.py:build_env"}
+    how = awkward(setup, awkward_row, sign="SIGKILL", mark=str(tmp_path / "mark")) | own
+    cluster = {"placement": "ray", "ray.patience": 60.0, "rollout.worker_timeout": 30.0}
+    options = settings(
+        setup.options, WORKERS | cluster | {name.replace("__", "."): value for name, value in how.items()}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ray_cluster.environment.items():
+            patch.setenv(name, value)
+        with connected(options.ray, 2), closing(RolloutWorkers(setup.policy, options)) as workers:
+            workers.update_weights(None, 0)
+            before = workers.process_ids
+            found, _ = collect(setup, workers, **how)
+            assert_same(found, undisturbed)
+            assert len(set(before) & set(workers.process_ids)) == 1
+            workers.update_weights(None, 1)
+    assert ray_cluster.ranks() == []
+
+
+# Whole runs, with rollouts beside the training.
+
+ITERATIONS = 4
+
+
+@dataclass
+class Stored:
+    """What a run has given."""
+
+    episodes: dict[str, pa.Table] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def go_on(setup: Setup, options: TrainOptions, folder: Path, stored: Stored) -> Iterator[int]:
+    """Continue the run of a folder; yields the number of each committed iteration."""
+    inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:4])
+    checkpoints = CheckpointsDataset(str(folder))
+    for episodes, _, metrics, checkpoint in run_grpo(inputs, read_resume_state(folder)):
+        for found, part in ((stored.episodes, episodes), (stored.metrics, metrics)):
+            if isinstance(part, dict):
+                found.update(part)
+        if checkpoint != {}:
+            checkpoints.save(checkpoint)
+        if isinstance(checkpoint, dict) and checkpoint:
+            yield read_resume_state(folder)["iteration"]
+
+
+def test_rollouts_beside_the_training_have_the_weights_before_and_continue_with_them(
+    setup: Setup, tmp_path: Path
+) -> None:
+    """Stopped after an iteration, with a worker killed in the next one, a run has the files of the undisturbed one."""
+    loop = {"iterations": ITERATIONS, "eval_interval": 2, "eval_prompts": 2, "keep_last": 2, "max_staleness": 1}
+    changes = WORKERS | {"rollout.workers": 1, "rollout.max_turns": 2}
+    options = settings(setup.options, changes | {f"loop.{name}": value for name, value in loop.items()})
+    whole, broken = Stored(), Stored()
+    list(go_on(setup, options, tmp_path / "whole", whole))
+    for name, table in whole.episodes.items():
+        number = int(name.removeprefix("iter=").partition("/")[0])
+        spans = {version for one in table_to_trajectories(table) for version, _, _ in one.weight_spans}
+        assert spans == {max(number - 1, 0)}
+    assert [row["policy_version"] for row in whole.metrics.values()] == [0, 0, 1, 2]
+    assert [row["rollout/staleness"] for row in whole.metrics.values()] == [0.0, 1.0, 1.0, 1.0]
+
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    running = go_on(setup, options, tmp_path / "broken", broken)
+    assert [next(running) for _ in range(2)] == [0, 1]
+    running.close()
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+    continued = go_on(setup, options, tmp_path / "broken", broken)
+    assert next(continued) == 2
+    for process in psutil.Process().children():
+        if process.pid not in before:
+            process.kill()  # the one worker, which rolls out the last iteration
+    list(continued)
+    assert list(whole.episodes) == list(broken.episodes)
+    for name, table in whole.episodes.items():
+        assert table.drop_columns("timings").equals(broken.episodes[name].drop_columns("timings")), name
+    last = f"iter={ITERATIONS - 1:05d}"
+    one, other = (load_file(tmp_path / run / last / "model.safetensors") for run in ("whole", "broken"))
+    assert all(np.array_equal(weight, other[name]) for name, weight in one.items())
