@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import CONTEXT, make_trajectories
-from geo_sokoban_pipeline.rollout.rollout import share_infos
-from geo_sokoban_pipeline.trajectories.types import Turn, trajectories_to_table
+from geo_sokoban_pipeline.trajectories.types import Turn, share_infos, trajectories_to_table
 
 
 def make_turns(*infos: dict[str, Any]) -> list[Turn]:

@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, WeightSource
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.studies.plan import merge
-from geo_sokoban_pipeline.training import grpo_loop
+from geo_sokoban_pipeline.training import rollout_workers
 from geo_sokoban_pipeline.training.backends.base import DivergedError
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
@@ -92,7 +92,7 @@ def changed(options: TrainOptions, changes: dict[str, Any]) -> TrainOptions:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     found = Log()
-    monkeypatch.setattr(grpo_loop, "build_engine", lambda policy, options: ApartEngine(policy, found))
+    monkeypatch.setattr(rollout_workers, "build_engine", lambda policy, options: ApartEngine(policy, found))
     return found
 
 

@@ -346,7 +346,8 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
 def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft: float | None, folder: Path) -> Timing:
     from geo_sokoban_pipeline.training.backends.factory import build_backend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.grpo_loop import open_engine, sync_weights, trainers_turn, update_policy
+    from geo_sokoban_pipeline.training.grpo_loop import sync_weights, trainers_turn, update_policy
+    from geo_sokoban_pipeline.training.rollout_workers import open_rollouts
     from geo_sokoban_pipeline.training.runtime import Stopwatch
     from geo_sokoban_pipeline.training.worker_group import open_worker_group
 
@@ -357,10 +358,11 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
         backend = build_backend(policy, options.optimizer, temperature, workers, options.megatron_layout)
         if options.rollout.takes_turns:
             backend.sleep()
-        with open_engine(policy, options, workers) as (engine, rollout_fn, _):
+        with open_rollouts(policy, options, workers) as rolling:
+            engine = rolling.engine
             sync_weights(engine, backend, workers, 0)
             began = time.perf_counter()
-            collector = Collector("preflight", seed, options, rows, policy, engine, rollout_fn)
+            collector = Collector("preflight", seed, options, rows, policy, engine, rolling.function)
             trajectories, _ = collector.collect(0, sampler)
             collected = time.perf_counter()
             reference = backend.log_probs if options.grpo.kl_coefficient > 0 else None

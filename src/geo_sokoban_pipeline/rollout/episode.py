@@ -405,8 +405,7 @@ class Episode:
         parts: dict[str, float] = {}
         if self.status != "failed" and self.env is not None:
             try:
-                measured = self._result is not None
-                metrics |= self._result.metrics if measured else self.env_calls(measure_episode, self.env)
+                metrics |= self.env_calls(measure_episode, self.env) if self._result is None else self._result.metrics
                 if self._reward is not None:
                     parts = check_reward(self._reward(), self._settings.reward.function)
             except Exception as error:  # a user's reward may raise anything; the trajectory records it

@@ -8,11 +8,9 @@ others continue. `Episode` has the rules of turns, budgets and statuses.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
-
-import orjson
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
@@ -20,7 +18,7 @@ from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
-from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
+from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
 
 Progress = Callable[[int], None]
 # (trajectories of all complete groups) → whether they are enough, so that the other groups can be aborted
@@ -28,19 +26,13 @@ Enough = Callable[["list[Trajectory]"], bool]
 # (engine, policy, requests, settings[, progress, enough, supply]) → trajectories, as `rollout`
 RolloutFn = Callable[..., "list[Trajectory]"]
 
-_PLAIN_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-
 
 class TooManyFailuresError(RuntimeError):
     """More episodes failed than `rollout.max_failed_share` allows."""
 
 
 class Supply(Protocol):
-    """What a rollout gets after it has begun.
-
-    Attributes:
-        is_stopped: whether all episodes that have not ended are to be aborted.
-    """
+    """What a rollout gets after it has begun: requests, and at last perhaps the order to abort what has not ended."""
 
     is_stopped: bool
 
@@ -99,10 +91,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             progress(ended)
 
     def start(new_requests: Sequence[EpisodeRequest]) -> list[Episode]:
-        """Start environments and prompts; returns the episodes that wait for a response.
-
-        An episode may end here: it failed, or its prompt fills its budget.
-        """
+        """Start environments and prompts; returns the episodes that wait for a response. Others have ended here."""
         new = [Episode(number, request, policy, settings) for number, request in enumerate(new_requests, len(episodes))]
         episodes.extend(new)
         for episode in new:
@@ -205,23 +194,6 @@ def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
             f"{len(failed)} of {len(trajectories)} episodes failed, more than rollout.max_failed_share={allowed}; "
             f"the first one, {failed[0].trajectory_id}: {failed[0].error}"
         )
-
-
-def share_infos(turns: Iterable[Turn]) -> None:
-    """Replace equal `info` dicts of turns by one shared dict, which is read-only from then on.
-
-    An info that is empty, contains None, or is not plain JSON keeps its own dict.
-    """
-    first: dict[bytes, dict[str, Any]] = {}
-    for turn in turns:
-        if turn.info:
-            try:
-                text = orjson.dumps(turn.info, option=_PLAIN_JSON)
-            except TypeError:
-                continue
-            # orjson writes NaN and None both as null, so such infos must not be merged.
-            if b"null" not in text:
-                turn.info = first.setdefault(text, turn.info)
 
 
 def _split_time(engine_seconds: dict[int, float], results: Sequence[Result], seconds: float) -> None:

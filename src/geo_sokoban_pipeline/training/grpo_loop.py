@@ -31,7 +31,6 @@ from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learni
 from geo_sokoban_pipeline.grpo.scoring import newest_version
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl
-from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
@@ -50,7 +49,7 @@ from geo_sokoban_pipeline.training.checkpoint import (
 )
 from geo_sokoban_pipeline.training.collecting import Collector, Rows, build_sampler
 from geo_sokoban_pipeline.training.recovery import written_ahead
-from geo_sokoban_pipeline.training.rollout_workers import RolloutWorkers
+from geo_sokoban_pipeline.training.rollout_workers import open_rollouts
 from geo_sokoban_pipeline.training.runtime import (
     Stopwatch,
     collect_garbage,
@@ -151,15 +150,15 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         if options.rollout.takes_turns:
             backend.sleep()
         pool = owned.enter_context(ThreadPoolExecutor(1, "rollout"))  # waits for its thread when the engine is closed
-        engine, roll_out, rollers = owned.enter_context(open_engine(policy, options, workers))
+        rolling = owned.enter_context(open_rollouts(policy, options, workers))
+        engine, roll_out = rolling.engine, rolling.function
         needs_reference = options.grpo.kl_coefficient > 0
         reference = build_scorer(inputs.policy, options, workers) if needs_reference else None
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         watch = owned.enter_context(closing(SignalWatch(task)))
-        collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
-        if rollers is not None:
-            collector.take_metrics = rollers.take_metrics
+        given = (inputs.run, inputs.seed, options, inputs.prompts, policy)
+        collector = Collector(*given, engine, roll_out, rolling.take_metrics)
         ahead = None
         if loop.max_staleness:
             ahead = AheadCollector(collector, sampler, lambda version: _folder_of(version, inputs, resume), pool)
@@ -183,7 +182,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 history.note_validation(0, measured, held_out, is_saved=False)
                 watch.observe_start(history.start_rate, options.warm_start.steps)
             turning = Stopwatch()
-            work = Stopwatch(partial(cpu_clock, workers, rollers))
+            work = Stopwatch(partial(rolling.cpu_clock, workers))
             with work.running():
                 collect_garbage(iteration)
                 # Collect and score: draw groups until enough of them carry a signal, then set their advantages.
@@ -310,28 +309,9 @@ def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
     }
 
 
-@contextmanager
-def open_engine(
-    policy: Policy, options: TrainOptions, workers: WorkerGroup | None
-) -> Iterator[tuple[EngineControl, RolloutFn | None, RolloutWorkers | None]]:
-    """What rolls out, for the `with` block: engine, rollout function (None: `rollout.function`, here), workers."""
-    if options.rollout.workers is None:
-        with closing(build_engine(policy, options.rollout)) as engine:
-            yield engine, None if workers is None or not engine.in_process else workers.rollout, None
-    else:
-        with closing(RolloutWorkers(policy, options)) as rollers:
-            yield rollers, rollers.rollout, rollers
-
-
-def cpu_clock(workers: WorkerGroup | None, rollers: RolloutWorkers | None) -> float:
-    """CPU-seconds of this process, of other ranks' jobs and of rollout workers, from an arbitrary zero."""
-    own = time.process_time() if workers is None else workers.cpu_clock()
-    return own + (0.0 if rollers is None else rollers.cpu_seconds)
-
-
 def sync_weights(engine: EngineControl, backend: TrainBackend, workers: WorkerGroup | None, version: int) -> None:
     """Switch every engine to this policy version; each drops what it computed with earlier ones."""
-    if not engine.in_process:  # servers or rollout workers roll out for all ranks
+    if not engine.in_process:  # servers or workers roll out for all ranks
         engine.update_weights(backend.weight_source(), version)
         return
     backend.renew()

@@ -16,8 +16,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -30,9 +30,10 @@ from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.distributed.launch import DeadRankError, RankError
 from geo_sokoban_pipeline.distributed.links import Beat, Conversation, Link, LocalLink, Question, Reply
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, use_types
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
+from geo_sokoban_pipeline.rollout.engines.base import EngineControl, WeightSource
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
-from geo_sokoban_pipeline.rollout.rollout import Enough, Progress, check_failures, load_rollout_fn, rollout, share_infos
+from geo_sokoban_pipeline.rollout.rollout import Enough, Progress, RolloutFn, check_failures, load_rollout_fn, rollout
 from geo_sokoban_pipeline.training.ray_group import RayStart
 from geo_sokoban_pipeline.training.rollout_worker import (
     Answer,
@@ -48,7 +49,8 @@ from geo_sokoban_pipeline.training.rollout_worker import (
     Stop,
 )
 from geo_sokoban_pipeline.training.worker import Blueprint
-from geo_sokoban_pipeline.trajectories.types import Trajectory
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
+from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
@@ -490,3 +492,38 @@ class RolloutWorkers:
         except Exception as error:  # raised by the rollout, which waits for the worker
             return error
         return Beat()
+
+
+@dataclass(frozen=True)
+class RolloutSide:
+    """What rolls out for a run.
+
+    Attributes:
+        engine: in this process, or what stands for those in others.
+        function: rolls out; None: `rollout.function`, in this process.
+        workers: rollout workers; None: there are none.
+    """
+
+    engine: EngineControl
+    function: RolloutFn | None
+    workers: RolloutWorkers | None = None
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics of the rollouts since the last call; see `RolloutWorkers`."""
+        return {} if self.workers is None else self.workers.take_metrics()
+
+    def cpu_clock(self, ranks: WorkerGroup | None) -> float:
+        """CPU-seconds of this process, of other ranks' jobs and of rollout workers, from an arbitrary zero."""
+        own = time.process_time() if ranks is None else ranks.cpu_clock()
+        return own + (0.0 if self.workers is None else self.workers.cpu_seconds)
+
+
+@contextmanager
+def open_rollouts(policy: Policy, options: TrainOptions, ranks: WorkerGroup | None) -> Iterator[RolloutSide]:
+    """What rolls out, for the `with` block: an engine here, one in each rank, servers, or rollout workers."""
+    if options.rollout.workers is None:
+        with closing(build_engine(policy, options.rollout)) as engine:
+            yield RolloutSide(engine, None if ranks is None or not engine.in_process else ranks.rollout)
+    else:
+        with closing(RolloutWorkers(policy, options)) as workers:
+            yield RolloutSide(workers, workers.rollout, workers)

@@ -6,11 +6,12 @@ are built from flat arrays and offsets, and equal image bytes are stored once pe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from geo_sokoban_pipeline.trajectories.arrow import (
@@ -26,9 +27,18 @@ from geo_sokoban_pipeline.trajectories.arrow import (
 )
 from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA, TableContext, schema_metadata
 
-__all__ = ["TableContext", "Trajectory", "TrajectoryBatch", "Turn", "table_to_trajectories", "trajectories_to_table"]
+__all__ = [
+    "TableContext",
+    "Trajectory",
+    "TrajectoryBatch",
+    "Turn",
+    "share_infos",
+    "table_to_trajectories",
+    "trajectories_to_table",
+]
 
 _TYPES = {spec.name: spec.type for spec in TRAJECTORY_SCHEMA}
+_PLAIN_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _FIELDS = [name for name in TRAJECTORY_SCHEMA.names if name not in DERIVED_COLUMNS]
 
 
@@ -156,3 +166,20 @@ def table_to_trajectories(table: pa.Table) -> list[Trajectory]:
     columns["turns"] = [[Turn(**cells) for cells in turns] for turns in columns["turns"]]
     rows = zip(*columns.values(), strict=True)
     return [Trajectory(**dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def share_infos(turns: Iterable[Turn]) -> None:
+    """Replace equal `info` dicts of turns by one shared dict, which is read-only from then on.
+
+    An info that is empty, contains None, or is not plain JSON keeps its own dict.
+    """
+    first: dict[bytes, dict[str, Any]] = {}
+    for turn in turns:
+        if turn.info:
+            try:
+                text = orjson.dumps(turn.info, option=_PLAIN_JSON)
+            except TypeError:
+                continue
+            # orjson writes NaN and None both as null, so such infos must not be merged.
+            if b"null" not in text:
+                turn.info = first.setdefault(text, turn.info)

@@ -59,7 +59,7 @@ def collect_trajectories(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.grpo_loop import open_engine
+    from geo_sokoban_pipeline.training.rollout_workers import open_rollouts
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import open_worker_group
     from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
@@ -81,10 +81,9 @@ def collect_trajectories(
         # Servers and rollout workers roll out for all processes; in a Ray cluster workers need its connection.
         needs_ranks = settings.ranks_roll_out or settings.placement == "ray"
         workers = owned.enter_context(open_worker_group(policy, settings)) if needs_ranks else None
-        engine, play, rollers = owned.enter_context(open_engine(policy, settings, workers))
-        collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
-        if rollers is not None:
-            collector.take_metrics = rollers.take_metrics
+        rolling = owned.enter_context(open_rollouts(policy, settings, workers))
+        engine, run = rolling.engine, f"rollout_{settings.task}"
+        collector = Collector(run, seed, settings, rows, policy, engine, rolling.function, rolling.take_metrics)
         for iteration in range(first, first + options.iterations):
             engine.update_weights(None, first)
             if workers is not None and settings.ranks_roll_out:
