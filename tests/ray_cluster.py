@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 _RAY = Path(sys.executable).with_name("ray")
 _START = 300.0  # seconds
 _GRACE = 5.0
+# How Ray names the processes of actors.
+RANKS = ("ray::process ", "ray::Rank", "ray::rollout worker ", "ray::Talker")
 _PATIENT = {"RAY_raylet_start_wait_time_s": "300"}
 
 
@@ -142,9 +144,9 @@ def processes_of(node: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def is_rank(process: psutil.Process) -> bool:
-    """Whether a process is that of a rank."""
+    """Whether a process is that of a rank or a rollout worker."""
     try:
-        return process.cmdline()[:1] != [] and process.cmdline()[0].startswith(("ray::process ", "ray::Rank"))
+        return process.cmdline()[:1] != [] and process.cmdline()[0].startswith(RANKS)
     except psutil.NoSuchProcess:
         return False
 

@@ -91,8 +91,9 @@ def test_a_worker_that_ends_or_hangs_in_an_episode_is_replaced(
 ) -> None:
     undisturbed, _ = collect(setup, two)
     before = two.process_ids
-    found, _ = collect(setup, two, **awkward(setup, awkward_row, sign=sign, mark=str(tmp_path / "mark")))
+    found, metrics = collect(setup, two, **awkward(setup, awkward_row, sign=sign, mark=str(tmp_path / "mark")))
     assert_same(found, undisturbed)
+    assert metrics["perf/worker_restarts"] == 1.0
     assert len(set(before) & set(two.process_ids)) == 1
     (gone,) = set(before) - set(two.process_ids)
     assert not psutil.pid_exists(gone)

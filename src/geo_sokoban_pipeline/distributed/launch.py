@@ -147,13 +147,17 @@ class Handle:
                 answer = self.pipe.recv()
                 if isinstance(answer, Failed):
                     return RankError(f"{self.title} failed:\n{answer.text}")
+        return RankError(
+            f"{self.ending()} The same command continues from what is stored; processes=1 uses no further processes "
+            "and less memory."
+        )
+
+    def ending(self) -> str:
+        """How a process whose pipe has closed has ended, as a sentence."""
         self.process.join(_PATIENCE)
         code = self.process.exitcode
         name = f" ({signal.Signals(-code).name})" if code is not None and code < 0 else ""
-        return RankError(
-            f"{self.title} ended with exit code {code}{name}. The same command continues from what is stored; "
-            "processes=1 uses no further processes and less memory."
-        )
+        return f"{self.title} ended with exit code {code}{name}."
 
     def stop(self, *, patient: bool) -> None:
         """End the process: wait for its exit where `patient`, then terminate it, then kill it."""

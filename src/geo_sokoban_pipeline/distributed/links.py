@@ -175,8 +175,7 @@ class LocalLink:
                 raise DeadRankError(f"{self.title} hangs: it has been silent for {timeout:g} s.")
             message = self._handle.pipe.recv()
         except (EOFError, OSError) as error:
-            lost = self._handle.lost()
-            raise DeadRankError(str(lost)) from error
+            raise DeadRankError(self._handle.ending()) from error
         self._is_silent = False
         return checked(self.title, message)
 

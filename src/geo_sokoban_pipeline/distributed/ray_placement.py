@@ -194,7 +194,7 @@ class RayLink:
         self._is_silent = True
         deadline = time.monotonic() + _PATIENCE
         while True:
-            self._bundles = reserve(1, f"{title} takes", options, gpus)
+            self._bundles = reserve(1, f"{title} with", options, gpus)
             self._actor = start_actor(Talker, title, self._bundles, 0, options, gpus, files or {}, imports, calls=4)
             try:
                 self._place: RankPlace = self._call(self._actor.place.remote())

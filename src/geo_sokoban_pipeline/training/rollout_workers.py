@@ -202,7 +202,7 @@ class RolloutWorkers:
         self._load: LoadWeights | FollowServers | None = None
         self._folder: Path | None = None
         self._sent_state: Hashable = None
-        self._sets = self._number = self._lost = 0
+        self._sets = self._number = self._lost = self._replaced = 0
         self._seconds = 0.0  # of the rollouts since `take_metrics`
         self._inbox: queue.SimpleQueue[tuple[int, Link | None, Any]] = queue.SimpleQueue()
         self._is_closed = False
@@ -229,9 +229,12 @@ class RolloutWorkers:
         return sum(seat.cpu_seconds + seat.earlier_cpu_seconds for seat in self._seats)
 
     def take_metrics(self) -> dict[str, float]:
-        """Share of the rollouts since the last call in which each worker had nothing to roll out."""
+        """Of the rollouts since the last call: the share in which each worker had nothing to do, and replaced ones."""
         seconds, self._seconds = max(self._seconds, 1e-9), 0.0
         found = {f"perf/idle_share/worker_{seat.number}": max(0.0, 1.0 - seat.busy / seconds) for seat in self._seats}
+        replaced, self._replaced = self._replaced, 0
+        if replaced:
+            found["perf/worker_restarts"] = float(replaced)
         for seat in self._seats:
             seat.busy = 0.0
         return found
@@ -434,6 +437,7 @@ class RolloutWorkers:
         self._restart(seat)
 
     def _restart(self, seat: _Seat) -> None:
+        self._replaced += 1
         seat.link.close(patient=False)
         seat.earlier_cpu_seconds += seat.cpu_seconds
         seat.cpu_seconds, seat.stuck = 0.0, 0
