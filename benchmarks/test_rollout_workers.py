@@ -114,7 +114,7 @@ def test_two_workers_roll_out_nearly_twice_as_much() -> None:
                     options.env, options.reward, options.rollout, options.rollout.sampling, 0, options.task
                 )
                 began = time.perf_counter()
-                collected.append(workers.rollout(None, None, tasks, settings))
+                collected.append(workers.rollout(None, policy, tasks, settings))
                 rate = len(tasks) / (time.perf_counter() - began)
                 shares = list(workers.take_metrics().values())
                 if turn:

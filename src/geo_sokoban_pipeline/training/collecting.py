@@ -157,8 +157,8 @@ class Collector:
         _update_solve_rates(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
         processes = 1 if self.rollout_fn is None else rollout.workers or self.options.processes
-        found = describe_rollout(trajectories, seconds, task.watched, processes) | self.take_metrics()
-        return trajectories, found | scores.metrics
+        described = describe_rollout(trajectories, seconds, task.watched, processes)
+        return trajectories, {**described, **self.take_metrics(), **scores.metrics}
 
     def _probe(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Scores of the groups so far, without the fallback of `grpo.min_groups`, which would hide scarce signal."""

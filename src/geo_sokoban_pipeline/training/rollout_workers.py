@@ -182,9 +182,8 @@ class RolloutWorkers:
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
         self.version = 0
-        in_ray = RayStart(options) if options.placement == "ray" else None
+        in_ray = self._in_ray = RayStart(options) if options.placement == "ray" else None
         self._policy, self._options = policy, options if in_ray is None else in_ray.options
-        self._settings_of = (lambda settings: settings) if in_ray is None else in_ray.renamed
         self._count = options.rollout.workers or 1
         self._device = device_of(self._options.policy) if in_ray is None else self._options.policy.device
         is_own_gpu = self._device != "cpu" and in_ray is None and options.rollout.engine == "transformers"
@@ -195,7 +194,7 @@ class RolloutWorkers:
                 f"each takes a GPU of its own, and there are {torch.cuda.device_count()}. Lower one of both, or take "
                 "rollout.engine=sglang."
             )
-        self._start: Start = in_ray or LocalLink
+        self._start: Start = LocalLink if in_ray is None else in_ray
         self._servers: SglangEngine | None = None
         self._build = replace(Blueprint.of(policy, self._options), folder=None, is_empty=True)
         self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_weights_")
@@ -285,7 +284,8 @@ class RolloutWorkers:
         began = time.perf_counter()
         # `max_failed_share` is checked over all episodes below, not within a worker.
         lenient = replace(settings, rollout=settings.rollout.model_copy(update={"max_failed_share": 1.0}))
-        lenient = self._settings_of(lenient)
+        if self._in_ray is not None:
+            lenient = self._in_ray.renamed(lenient)
         groups: Groups = {number: list(own) for number, own in groupby(tasks, key=lambda task: task.group_index)}
         window = self._window(settings.rollout, max(map(len, groups.values()), default=1))
         self._number += 1
