@@ -35,7 +35,8 @@ from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 ROOT = Path(__file__).parents[1]
-LEVELS, SIZE, TURNS, ROUNDS, THRESHOLD = 64, 2, 10, 3, 1.7
+LEVELS, SIZE, TURNS, ROUNDS, THRESHOLD = 64, 4, 10, 3, 1.7
+CELL = 64  # pixels; a board has 6 × 6 cells
 MOVES = ("Up", "Down", "Left", "Right")
 
 
@@ -81,6 +82,7 @@ def options_of(workers: int) -> TrainOptions:
     text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
     values = yaml.safe_load(text)["train_sokoban"]
     own = {"workers": workers, "function": "benchmarks.test_rollout_workers.rollout_at_once", "max_turns": TURNS}
+    values["env"]["args"]["cell_px"] = CELL
     values["rollout"] = {**values.get("rollout", {}), **own, "max_tokens_per_turn": None}
     return SOKOBAN.train_config.model_validate({**values, "threads": 1, "processes": 1})
 
@@ -88,7 +90,7 @@ def options_of(workers: int) -> TrainOptions:
 def tasks_of(turn: int) -> list[EpisodeRequest]:
     """Episodes of boards that no other round has."""
     counts = {"train": LEVELS, "validation": 8, "eval": 8}
-    base = {"cell_px": 64, "instruction": "brief", "inner_walls": [1, 4], "seed": turn, "counts": counts}
+    base = {"cell_px": CELL, "instruction": "brief", "inner_walls": [1, 4], "seed": turn, "counts": counts}
     data = SokobanDataOptions.model_validate(base)
     rows = make_prompts(read_levels(data)[0], data)[0].to_dict("records")
     return [

@@ -88,13 +88,11 @@ class Line:
 
 
 class Link(Protocol):
-    """The owner's side of a process.
+    """The owner's side of a process."""
 
-    Attributes:
-        title: its name in errors.
-    """
-
-    title: str
+    @property
+    def title(self) -> str:
+        """Its name in errors."""
 
     @property
     def pid(self) -> int:

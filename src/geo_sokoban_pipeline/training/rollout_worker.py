@@ -79,7 +79,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Do:
-    """Run a job on the worker's state; answered with `Answer`."""
+    """Run a job on the worker's state; answered with `JobOver`."""
 
     job: Job
 
@@ -88,7 +88,7 @@ class Do:
 
 
 @dataclass(frozen=True)
-class Answer:
+class JobOver:
     """Result of a job."""
 
     result: Any
@@ -238,7 +238,7 @@ class RolloutProcess:
             torch.cuda.set_device(self.gpu)
         with pulse.waiting():
             state = RolloutState(self.build(), line)
-        line.send(Answer(None))
+        line.send(JobOver(None))
         while True:
             with pulse.waiting():
                 message = line.inbox.get()
@@ -247,7 +247,7 @@ class RolloutProcess:
             if isinstance(message, Do):
                 with pulse.waiting():
                     result = message.job(state)
-                line.send(Answer(result))
+                line.send(JobOver(result))
             elif isinstance(message, Begin):
                 _roll_out(state.worker, message, line, pulse)
             # Others belong to a rollout that is over.

@@ -36,12 +36,12 @@ from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Enough, Progress, RolloutFn, check_failures, load_rollout_fn, rollout
 from geo_sokoban_pipeline.training.ray_group import RayStart
 from geo_sokoban_pipeline.training.rollout_worker import (
-    Answer,
     Begin,
     Do,
     FollowServers,
     Further,
     GroupOver,
+    JobOver,
     LoadWeights,
     LostServer,
     RolloutOver,
@@ -194,7 +194,7 @@ class RolloutWorkers:
                 f"each takes a GPU of its own, and there are {torch.cuda.device_count()}. Lower one of both, or take "
                 "rollout.engine=sglang."
             )
-        self._start: Start = LocalLink if in_ray is None else in_ray
+        self._start: Start = in_ray or LocalLink
         self._servers: SglangEngine | None = None
         self._build = replace(Blueprint.of(policy, self._options), folder=None, is_empty=True)
         self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_weights_")
@@ -258,7 +258,7 @@ class RolloutWorkers:
             seat, message = self._next()
             if isinstance(message, DeadRankError):
                 self._replace(seat, message)
-            elif isinstance(message, Answer) and message.result == seat.load:
+            elif isinstance(message, JobOver) and message.result == seat.load:
                 waiting.discard(seat.number)
         if isinstance(before, LoadWeights) and before.folder != self._folder:
             self._forget(before.folder)
