@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.preflight.memory import (
     place_on_gpus,
     plan_caches,
     plan_rank,
+    plan_worker,
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
@@ -364,6 +365,36 @@ def test_a_server_and_a_rank_that_take_turns_need_the_larger_part(make_subject: 
         chosen = make_subject(train_sokoban=changes).options
         hosts.append(plan_rank(chosen, model, StepLoad(100, 1), on_gpu=True).host)
     assert hosts[1] == {**hosts[0], "weights": 4 * model.parameters, "optimizer moments": 8 * model.trained}
+
+
+@pytest.mark.parametrize("engine", ["transformers", "sglang"])
+def test_rollout_workers_have_the_engines_and_gpus_of_their_own(
+    make_subject: Any, model: ModelShape, engine: str
+) -> None:
+    changes = {
+        "rollout": {"engine": engine, "workers": 2},
+        "processes": 1,
+        "threads": 1,
+        "optimizer": {"offload": True},
+    }
+    options = make_subject(train_sokoban=changes).options
+    caches = plan_caches(options, model, SHAPE, 328, validation=0, evaluation=0)
+    for on_gpu in (False, True):
+        worker = plan_worker(options, model, caches, on_gpu=on_gpu)
+        assert worker is not None
+        found = worker.held | worker.host
+        assert found.pop("process") == 600_000_000 and found.pop("image cache") == caches["image cache"]
+        in_worker = {"key-value cache", "image features of the engine", "weights of the engine"}
+        assert set(found) == (in_worker if engine == "transformers" else set())
+        assert set(worker.held) == (set(found) if on_gpu else {*found, "process", "image cache"})
+        on_cpu = place_on_cpu(options, model, RANK, 1000, "memory", worker if on_gpu else None)
+        assert on_cpu.users.get("2 rollout workers") == (2 * sum(worker.host.values()) if on_gpu else None)
+        if engine == "transformers":
+            users = [place.users for place in place_on_gpus(options, RANK, [Gpu(900, 1000)] * 4, worker)]
+            others = [{f"rollout worker {number}": worker.total} for number in range(2)]
+            assert users == [{"rank 0": RANK.total}, *others, {}]
+    assert "weights of the engine" not in plan_rank(options, model, StepLoad(100, 1), on_gpu=True).held
+    assert plan_worker(make_subject().options, model, caches, on_gpu=False) is None
 
 
 def test_free_memory_is_that_of_this_machine() -> None:

@@ -1,0 +1,114 @@
+"""The time limit of an environment's calls: which are limited, what an episode becomes, and where calls run."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.rollout.own_code import STUCK, EnvCalls, EnvTimeoutError
+from rollout.scripted import TalkEnv, made, make_settings, play_scripted
+
+LIMIT = 0.3
+FIVE = ("abcde", "stop")
+waiting = threading.Event()  # set at the end of a test, so that no thread is left
+threads: list[str] = []
+
+
+class HangingEnv(TalkEnv):
+    """Waits in the method that it is given."""
+
+    def __init__(self, hangs: str) -> None:
+        super().__init__(ends_after=2)
+        self.hangs = hangs
+
+    def _maybe_raise(self, place: str) -> None:
+        threads.append(threading.current_thread().name)
+        if getattr(self, "hangs", "") == place:
+            waiting.wait(60)
+
+    def prepare(self, text: str) -> None:
+        self._maybe_raise("prepare")
+
+    def finalize(self, responses: Any, status: str) -> None:
+        self._maybe_raise("finalize")
+
+    def metadata(self) -> dict[str, Any]:
+        self._maybe_raise("metadata")
+        return {}
+
+    def final_metrics(self) -> dict[str, float]:
+        self._maybe_raise("final_metrics")
+        return {"success": 1.0}
+
+
+def build_env(sample: dict[str, Any], args: dict[str, Any]) -> HangingEnv:
+    if sample["hangs"] == "build_env":
+        waiting.wait(60)
+    made.append(HangingEnv(sample["hangs"]))  # type: ignore[arg-type]
+    return made[-1]  # type: ignore[return-value]
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Any:
+    threads.clear()
+    waiting.clear()
+    yield
+    waiting.set()
+
+
+def play(hangs: str, limit: float | None = LIMIT) -> Any:
+    """Two episodes, of which the first hangs."""
+    settings = make_settings(max_turns=3, env_timeout=limit)
+    object.__setattr__(settings.env, "factory", f"{__name__}.build_env")
+    episodes, _ = play_scripted({0: [FIVE] * 3, 1: [FIVE] * 3}, settings, [{"hangs": hangs}, {"hangs": ""}])
+    return episodes
+
+
+@pytest.mark.parametrize(
+    "place", ["build_env", "reset", "prepare", "step", "format_observation", "finalize", "metadata", "final_metrics"]
+)
+def test_a_call_that_is_too_late_fails_its_episode_alone(place: str) -> None:
+    hung, other = play(place)
+    name = {"final_metrics": "measure_episode"}.get(place, place)
+    wanted = f"EnvTimeoutError: {name} of the environment took longer than rollout.env_timeout={LIMIT:g} s"
+    assert (hung.status, hung.error, hung.reward) == ("failed", wanted, None)
+    assert (other.status, other.reward, other.metrics["success"]) == ("completed", 2.0, 1.0)
+    assert [thread.name for thread in threading.enumerate() if thread.name == STUCK] == [STUCK]
+    assert set(threads) <= {"environment", STUCK}
+
+
+def test_closing_may_hang_without_harm() -> None:
+    hung, _ = play("close")
+    assert (hung.status, hung.reward) == ("completed", 2.0)
+
+
+def test_without_a_limit_everything_runs_in_the_callers_thread() -> None:
+    play("", limit=None)
+    assert set(threads) == {"MainThread"}
+
+
+def test_threads_end_with_their_episodes() -> None:
+    play("")
+    for thread in threading.enumerate():
+        if thread.name == "environment":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_an_environment_is_not_called_again() -> None:
+    calls = EnvCalls(LIMIT)
+    assert calls(sum, [1, 2]) == 3
+    with pytest.raises(ZeroDivisionError):
+        calls(lambda: 1 / 0)
+    with pytest.raises(TimeoutError, match="its own"):
+        calls(_time_out)
+    with pytest.raises(EnvTimeoutError, match="wait of the environment took longer"):
+        calls(waiting.wait, 60)
+    with pytest.raises(EnvTimeoutError, match="an earlier call"):
+        calls(sum, [1])
+
+
+def _time_out() -> None:
+    raise TimeoutError("its own")
