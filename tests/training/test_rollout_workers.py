@@ -135,7 +135,7 @@ def test_one_gives_the_bits_of_none_and_more_losses_than_allowed_end_the_run(set
         workers.update_weights(None, 0)
         found, _ = collect(setup, workers)
         assert_same(found, setup.episodes)
-        assert workers.cpu_seconds > 1
+        assert workers.cpu_seconds > 0
         (pid,) = workers.process_ids
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RankError, match=r"rollout worker 1 of 1 \(pid \d+\) ended .*SIGKILL.*worker_restarts=0"):

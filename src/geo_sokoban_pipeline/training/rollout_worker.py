@@ -109,7 +109,7 @@ class RolloutOver:
 
     Attributes:
         busy: seconds in which the worker had something to roll out.
-        cpu_seconds: of the worker's process since its start.
+        cpu_seconds: of the worker's process since it was ready.
         stuck: environments that are left in a call that does not end.
     """
 
@@ -238,6 +238,7 @@ class RolloutProcess:
             torch.cuda.set_device(self.gpu)
         with pulse.waiting():
             state = RolloutState(self.build(), line)
+        ready = time.process_time()
         line.send(JobOver(None))
         while True:
             with pulse.waiting():
@@ -249,7 +250,7 @@ class RolloutProcess:
                     result = message.job(state)
                 line.send(JobOver(result))
             elif isinstance(message, Begin):
-                _roll_out(state.worker, message, line, pulse)
+                _roll_out(state.worker, message, line, pulse, ready)
             # Others belong to a rollout that is over.
 
 
@@ -350,7 +351,8 @@ class MessageSupply:
         return True
 
 
-def _roll_out(worker: Worker, begin: Begin, line: Line, pulse: Pulse) -> None:
+def _roll_out(worker: Worker, begin: Begin, line: Line, pulse: Pulse, ready: float) -> None:
+    """Roll out, and send the trajectories; `ready`: the process's CPU-seconds when it was ready."""
     began, sent = time.perf_counter(), set[int]()
     supply = MessageSupply(line.inbox, pulse, begin.is_all)
 
@@ -378,4 +380,4 @@ def _roll_out(worker: Worker, begin: Begin, line: Line, pulse: Pulse) -> None:
     deliver(trajectories)
     busy = time.perf_counter() - began - supply.idle
     stuck = sum(thread.name == STUCK for thread in threading.enumerate())
-    line.send(RolloutOver(begin.number, busy, time.process_time(), stuck))
+    line.send(RolloutOver(begin.number, busy, time.process_time() - ready, stuck))
