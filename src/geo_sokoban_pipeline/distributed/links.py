@@ -146,6 +146,8 @@ class LocalLink:
         self._handle = start_process(title, converse, talk)
         self._is_silent = True
         self._lock = threading.Lock()  # several threads send
+        self._waiting = threading.Lock()  # two threads must not wait for the end of one process
+        self._is_closed = False
 
     @property
     def title(self) -> str:
@@ -173,7 +175,10 @@ class LocalLink:
                 raise DeadRankError(f"{self.title} hangs: it has been silent for {timeout:g} s.")
             message = self._handle.pipe.recv()
         except (EOFError, OSError) as error:
-            raise DeadRankError(self._handle.ending()) from error
+            with self._waiting:
+                if self._is_closed:
+                    raise DeadRankError("the link is closed.") from error
+                raise DeadRankError(self._handle.ending()) from error
         self._is_silent = False
         return checked(self.title, message)
 
@@ -190,9 +195,11 @@ class LocalLink:
         if patient:
             with suppress(DeadRankError):
                 self.send(None)
-        else:
-            self._handle.process.kill()
-        self._handle.stop(patient=True)
+        with self._waiting:
+            if not patient:
+                self._handle.process.kill()
+            self._handle.stop(patient=True)
+            self._is_closed = True
         self._handle.pipe.close()
 
 
