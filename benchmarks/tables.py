@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from benchmarks.peer.report import describe_ratio
@@ -12,6 +13,7 @@ from geo_sokoban_pipeline.reporting.study_docs import CHART_SIZE
 
 Found = Mapping[str, Any]
 PHASES = ("rollout", "scoring", "update", "writing")
+_FEW = 5  # iterations at either end of a curve
 _COLOURS = {"rollout": "warm", "scoring": "legal", "update": "greedy", "writing": "training", "in all": "final"}
 
 
@@ -185,6 +187,50 @@ def draw_scaling(found: Found) -> str:
     ]
     shape = Shape("episodes of an iteration", *CHART_SIZE, (0.0, 1.15 * max(costs["in all"])))
     return draw_chart_file("What an episode costs, ms of CPU time", series, shape)
+
+
+def curve_gap(found: Found, name: str) -> float:
+    """Mean |difference| of a layout's rewards from those of the first layout, over iterations and seeds."""
+    first = next(iter(found["curves"].values()))
+    return fmean(
+        abs(one - other)
+        for pair in zip(found["curves"][name], first, strict=True)
+        for one, other in zip(*pair, strict=True)
+    )
+
+
+def _first_difference(found: Found, name: str) -> str:
+    """Iterations from which on a layout's rewards are not those of the first layout, one of each seed."""
+    first = next(iter(found["curves"].values()))
+    pairs = [list(zip(*pair, strict=True)) for pair in zip(found["curves"][name], first, strict=True)]
+    at = [next((str(place) for place, (one, other) in enumerate(pair) if one != other), "never") for pair in pairs]
+    return ", ".join(at)
+
+
+def render_backends(found: Found) -> str:
+    """Table and figure of `benchmarks/test_backends.py`."""
+    seeds = ", ".join(map(str, found["seeds"]))
+    lines = [
+        f"| reward, seeds {seeds} | first {_FEW} iterations | last {_FEW} | apart from the first row from iteration | "
+        "mean difference |",
+        "|---|---|---|---|---:|",
+    ]
+    for at, (name, curves) in enumerate(found["curves"].items()):
+        parts = slice(_FEW), slice(-_FEW, None)
+        ends = (", ".join(f"{fmean(curve[part]):.3f}" for curve in curves) for part in parts)
+        gap = ("–", "–") if at == 0 else (_first_difference(found, name), f"{curve_gap(found, name):.4f}")
+        lines.append(f"| {name} | {' | '.join((*ends, *gap))} |")
+    return "\n\n".join(["\n".join(lines), "![Reward of both backends over iterations](img/backends.svg)"])
+
+
+def draw_backends(found: Found) -> str:
+    """SVG of the reward over iterations: lines are means over the seeds, faint lines the seeds."""
+    series = []
+    for (name, curves), colour in zip(found["curves"].items(), ("final", "greedy", "warm"), strict=True):
+        series += [Series(name, colour, list(enumerate(curve)), style="faint") for curve in curves]
+        series.append(Series(name, colour, list(enumerate(map(fmean, zip(*curves, strict=True))))))
+    title = f"Mean reward of an iteration's {found['episodes']} episodes"
+    return draw_chart_file(title, series, Shape("iteration", *CHART_SIZE))
 
 
 def render_engine(found: Found) -> str:
