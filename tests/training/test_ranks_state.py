@@ -34,7 +34,7 @@ LAYOUTS: dict[str, int | None] = {
     "two shards": 2,
     "two copies of one shard": 2,
     "two copies of two shards": 4,
-    "tensor 1": None,
+    "tensor 1": 1,
     "tensor 2": 2,
     "data 2": 2,
     "tensor 2 x data 2, sequence": 4,
