@@ -9,14 +9,16 @@ Megatron's curves are at most twice as far from those of one rank.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.records import keep
 from benchmarks.runs import run_training
 from benchmarks.tables import curve_gap, render_backends
 
 SEEDS, ITERATIONS, GROUPS, GROUP_SIZE = (0, 1, 2), 25, 16, 8
-LAYOUTS = {
+LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "fsdp, 1 rank": {"processes": 1},
     "fsdp, 2 ranks": {"processes": 2},
     "megatron, 2 tensor-parallel ranks": {"processes": 2, "backend": "megatron", "megatron": {"tensor_parallel": 2}},
