@@ -207,28 +207,50 @@ def _first_difference(found: Found, name: str) -> str:
     return ", ".join(at)
 
 
+def _norm_gaps(found: Found, name: str, part: slice) -> float:
+    """Largest relative difference of a layout's gradient norms from those of the first layout, in some iterations."""
+    first = next(iter(found["norms"].values()))
+    return max(
+        abs(one / other - 1)
+        for pair in zip(found["norms"][name], first, strict=True)
+        for one, other in zip(*(curve[part] for curve in pair), strict=True)
+    )
+
+
 def render_backends(found: Found) -> str:
     """Table and figure of `benchmarks/test_backends.py`."""
-    seeds = ", ".join(map(str, found["seeds"]))
+    ends = slice(_FEW), slice(-_FEW, None)
+    seeds, times = ", ".join(map(str, found["seeds"])), f"first {_FEW} iterations | last {_FEW}"
     lines = [
-        f"| reward, seeds {seeds} | first {_FEW} iterations | last {_FEW} | apart from the first row from iteration | "
-        "mean difference |",
-        "|---|---|---|---|---:|",
+        f"| seeds {seeds} | reward, {times} | reward differs from iteration | mean difference | "
+        f"gradient norm differs by, {times} |",
+        "|---|---|---|---|---:|---:|---:|",
     ]
     for at, (name, curves) in enumerate(found["curves"].items()):
-        parts = slice(_FEW), slice(-_FEW, None)
-        ends = (", ".join(f"{fmean(curve[part]):.3f}" for curve in curves) for part in parts)
-        gap = ("–", "–") if at == 0 else (_first_difference(found, name), f"{curve_gap(found, name):.4f}")
-        lines.append(f"| {name} | {' | '.join((*ends, *gap))} |")
-    return "\n\n".join(["\n".join(lines), "![Reward of both backends over iterations](img/backends.svg)"])
+        cells = [", ".join(f"{fmean(curve[part]):.3f}" for curve in curves) for part in ends]
+        cells += [_first_difference(found, name), f"{curve_gap(found, name):.4f}"] if at else ["–", "–"]
+        cells += [f"{_norm_gaps(found, name, part):.0e}" if at else "–" for part in ends]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n\n".join(
+        [
+            "\n".join(lines),
+            "Differences are those from the first row; of the gradient norm the largest relative one.",
+            "![Reward of both backends over iterations](img/backends.svg)",
+        ]
+    )
 
 
 def draw_backends(found: Found) -> str:
-    """SVG of the reward over iterations: lines are means over the seeds, faint lines the seeds."""
-    series = []
-    for (name, curves), colour in zip(found["curves"].items(), ("final", "greedy", "warm"), strict=True):
-        series += [Series(name, colour, list(enumerate(curve)), style="faint") for curve in curves]
-        series.append(Series(name, colour, list(enumerate(map(fmean, zip(*curves, strict=True))))))
+    """SVG of the reward over iterations, mean over the seeds; of the first layout the seeds as well, as faint lines."""
+    (first, curves), *_ = found["curves"].items()
+    series = [Series(first, "final", list(enumerate(curve)), style="faint") for curve in curves]
+    means = [(name, list(enumerate(map(fmean, zip(*curves, strict=True))))) for name, curves in found["curves"].items()]
+    one, two, megatron = means
+    series += [
+        Series(one[0], "final", one[1]),
+        Series(two[0], "random", two[1], style="dashed"),
+        Series(megatron[0], "warm", megatron[1], style="dots"),
+    ]
     title = f"Mean reward of an iteration's {found['episodes']} episodes"
     return draw_chart_file(title, series, Shape("iteration", *CHART_SIZE))
 

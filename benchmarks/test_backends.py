@@ -38,12 +38,14 @@ def test_both_backends_learn_alike(tmp_path: Path) -> None:
         "loop": {"iterations": ITERATIONS, "eval_interval": 0},
     }
     curves: dict[str, list[list[float]]] = {name: [] for name in LAYOUTS}
+    norms: dict[str, list[list[float]]] = {name: [] for name in LAYOUTS}
     for seed in SEEDS:
         for number, (name, layout) in enumerate(LAYOUTS.items()):
             run = f"seed{seed}-{number}"
             rows = run_training(tmp_path, run, {**train, **layout}, seed=seed, tracking=untracked)
-            curves[name].append([round(row["rollout/raw_reward"], 5) for row in rows])
-    found = {"seeds": list(SEEDS), "episodes": GROUPS * GROUP_SIZE, "curves": curves}
+            curves[name].append([row["rollout/raw_reward"] for row in rows])
+            norms[name].append([row["train/grad_norm"] for row in rows])
+    found = {"seeds": list(SEEDS), "episodes": GROUPS * GROUP_SIZE, "curves": curves, "norms": norms}
     print(f"\n{render_backends(found)}\nThreshold: {THRESHOLD} times the second curve's")
     keep("backends", found)
     _, other, megatron = curves
