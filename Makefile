@@ -136,7 +136,7 @@ bench: $(DEV_STAMP) ## Time engine, environments, growth and writing; best on an
 bench-memory: $(DEV_STAMP) ## Memory of the recipes over 200 iterations, 16 minutes. BENCH_DOCS=1 writes the docs.
 	$(BIN)/python -m pytest benchmarks/test_memory.py -s $(BENCH_ARGS)
 
-bench-backends: $(DEV_STAMP) ## Reward over iterations with both backends, three seeds, 10 minutes. BENCH_DOCS=1 writes the docs.
+bench-backends: $(DEV_STAMP) ## Reward over iterations with both backends, three seeds, 20 minutes. BENCH_DOCS=1 writes the docs.
 	$(BIN)/python -m pytest benchmarks/test_backends.py -s $(BENCH_ARGS)
 
 bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine. BENCH_DOCS=1 writes the docs.

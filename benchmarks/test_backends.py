@@ -1,10 +1,10 @@
 """Whether both backends learn alike: reward over iterations with `fsdp` and with Megatron-Core, at equal seeds.
 
-Run with `make bench-backends`, ten minutes on two cores. After one warm start, `kedro run --pipelines=train_sokoban`
-trains with three seeds in three layouts: `fsdp` on one rank and on two, and Megatron-Core on two ranks that split each
-matrix. The curves are equal until rounding makes one token another; from there on they are different samples of the
-same training. The second curve of `fsdp` shows how far another order of summation alone carries them apart. Threshold:
-Megatron's curves are at most twice as far from those of one rank.
+Run with `make bench-backends`, twenty minutes on two busy cores. After one warm start, `kedro run
+--pipelines=train_sokoban` trains with three seeds in three layouts: `fsdp` on one rank and on two, and Megatron-Core on
+two ranks that split each matrix. The curves are equal until rounding makes one token another; from there on they are
+different samples of the same training. The second curve of `fsdp` shows how far another order of summation alone
+carries them apart. Threshold: Megatron's curves are at most twice as far from those of one rank.
 """
 
 from __future__ import annotations
