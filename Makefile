@@ -62,7 +62,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
 SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-peer mutants sglang-env chromium clean-data
+.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-backends bench-peer mutants sglang-env chromium clean-data
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
@@ -131,10 +131,13 @@ $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
 	touch $@
 
 bench: $(DEV_STAMP) ## Time engine, environments, growth and writing; best on an idle machine. BENCH_DOCS=1 writes the docs.
-	$(BIN)/python -m pytest benchmarks -s --ignore=benchmarks/test_memory.py $(BENCH_ARGS)
+	$(BIN)/python -m pytest benchmarks -s --ignore=benchmarks/test_memory.py --ignore=benchmarks/test_backends.py $(BENCH_ARGS)
 
 bench-memory: $(DEV_STAMP) ## Memory of the recipes over 200 iterations, 16 minutes. BENCH_DOCS=1 writes the docs.
 	$(BIN)/python -m pytest benchmarks/test_memory.py -s $(BENCH_ARGS)
+
+bench-backends: $(DEV_STAMP) ## Reward over iterations with both backends, three seeds, 20 minutes. BENCH_DOCS=1 writes the docs.
+	$(BIN)/python -m pytest benchmarks/test_backends.py -s $(BENCH_ARGS)
 
 bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine. BENCH_DOCS=1 writes the docs.
 	$(PEER_VENV)/bin/python -m benchmarks.peer $(BENCH_ARGS)

@@ -1,7 +1,7 @@
 """Results of the benchmarks: JSON in `docs/results`, and text between markers of the docs, made from it alone.
 
-Both are written only where it is asked for: `make bench BENCH_DOCS=1`, likewise `make bench-memory`
-and `make bench-peer`.
+Both are written only where it is asked for: `make bench BENCH_DOCS=1`, likewise `make bench-memory`,
+`make bench-backends` and `make bench-peer`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 
 from benchmarks.peer import report as peer
 from benchmarks.tables import (
+    draw_backends,
     draw_scaling,
     render_audit,
+    render_backends,
     render_browser,
     render_engine,
     render_index,
@@ -48,7 +50,9 @@ RENDERERS: dict[str, Callable[[Found], str]] = {
     "notebook": render_notebook,
     "weights": render_weights,
     "workers": render_workers,
+    "backends": render_backends,
 }
+FIGURES = {"scaling": draw_scaling, "backends": draw_backends}
 
 
 def keep(name: str, found: Found, root: Path = ROOT) -> None:
@@ -67,14 +71,14 @@ def add_maker(found: Found, root: Path) -> Found:
 
 def shown_texts(root: Path) -> dict[Path, str]:
     """The files of the docs with benchmarks, made from the stored results."""
-    page, readme, figure = root / "docs/benchmarks.md", root / "README.md", root / "docs/img/scaling.svg"
+    page, readme = root / "docs/benchmarks.md", root / "README.md"
     stored = {name: _read(root, name) for name in RENDERERS}
     text = page.read_text(encoding="utf-8")
     for name, found in stored.items():
         shown = f"{RENDERERS[name](found)}\n\n{render_maker(found)}" if found else ""
         text = replace_section(text, f"bench:{name}", shown, page)
     front = replace_section(readme.read_text(encoding="utf-8"), "readme:speed", render_speed(stored), readme)
-    drawn = {figure: draw_scaling(stored["scaling"])} if stored["scaling"] else {}
+    drawn = {root / f"docs/img/{name}.svg": draw(found) for name, draw in FIGURES.items() if (found := stored[name])}
     return {page: text, readme: front, **drawn}
 
 

@@ -17,18 +17,21 @@ from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories, write_trajectories
 
 
-def run_training(folder: Path, run_id: str, train: Mapping[str, Any], whole: bool = False) -> list[dict[str, Any]]:
+def run_training(
+    folder: Path, run_id: str, train: Mapping[str, Any], whole: bool = False, **others: Any
+) -> list[dict[str, Any]]:
     """Start the command up to its last iteration, in a data root below a folder.
 
     Args:
         train: overrides of the parameters of `train_sokoban`.
         whole: go on to the evaluation and the report.
+        others: further parameters.
 
     Returns:
         The rows of metrics, one per iteration.
     """
     data_root, config = folder / "data", folder / f"{run_id}.json"
-    write_json(config, {"run": {"params": {"run_id": run_id, "train_sokoban": train}}})
+    write_json(config, {"run": {"params": {"run_id": run_id, "train_sokoban": train, **others}}})
     words = ["--pipelines=train_sokoban", f"--config={config}"]
     words += [] if whole else ["--to-nodes=train_sokoban.train_grpo"]
     environment = {**os.environ, "GEO_SOKOBAN_DATA_ROOT": str(data_root), "KEDRO_DISABLE_TELEMETRY": "1"}

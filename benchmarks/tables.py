@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from benchmarks.peer.report import describe_ratio
@@ -12,6 +13,7 @@ from geo_sokoban_pipeline.reporting.study_docs import CHART_SIZE
 
 Found = Mapping[str, Any]
 PHASES = ("rollout", "scoring", "update", "writing")
+_FEW = 5  # iterations at either end of a curve
 _COLOURS = {"rollout": "warm", "scoring": "legal", "update": "greedy", "writing": "training", "in all": "final"}
 
 
@@ -203,6 +205,72 @@ def draw_scaling(found: Found) -> str:
     ]
     shape = Shape("episodes of an iteration", *CHART_SIZE, (0.0, 1.15 * max(costs["in all"])))
     return draw_chart_file("What an episode costs, ms of CPU time", series, shape)
+
+
+def curve_gap(found: Found, name: str) -> float:
+    """Mean |difference| of a layout's rewards from those of the first layout, over iterations and seeds."""
+    first = next(iter(found["curves"].values()))
+    return fmean(
+        abs(one - other)
+        for pair in zip(found["curves"][name], first, strict=True)
+        for one, other in zip(*pair, strict=True)
+    )
+
+
+def _first_difference(found: Found, name: str) -> str:
+    """Iterations from which on a layout's rewards are not those of the first layout, one of each seed."""
+    first = next(iter(found["curves"].values()))
+    pairs = [list(zip(*pair, strict=True)) for pair in zip(found["curves"][name], first, strict=True)]
+    at = [next((str(place) for place, (one, other) in enumerate(pair) if one != other), "never") for pair in pairs]
+    return ", ".join(at)
+
+
+def _norm_gaps(found: Found, name: str, part: slice) -> float:
+    """Largest relative difference of a layout's gradient norms from those of the first layout, in some iterations."""
+    first = next(iter(found["norms"].values()))
+    return max(
+        abs(one / other - 1)
+        for pair in zip(found["norms"][name], first, strict=True)
+        for one, other in zip(*(curve[part] for curve in pair), strict=True)
+    )
+
+
+def render_backends(found: Found) -> str:
+    """Table and figure of `benchmarks/test_backends.py`."""
+    ends = slice(_FEW), slice(-_FEW, None)
+    seeds, times = ", ".join(map(str, found["seeds"])), f"first {_FEW} iterations | last {_FEW}"
+    lines = [
+        f"| seeds {seeds} | reward, {times} | reward differs from iteration | mean difference | "
+        f"gradient norm differs by, {times} |",
+        "|---|---|---|---|---:|---:|---:|",
+    ]
+    for at, (name, curves) in enumerate(found["curves"].items()):
+        cells = [", ".join(f"{fmean(curve[part]):.3f}" for curve in curves) for part in ends]
+        cells += [_first_difference(found, name), f"{curve_gap(found, name):.4f}"] if at else ["–", "–"]
+        cells += [f"{_norm_gaps(found, name, part):.0e}" if at else "–" for part in ends]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n\n".join(
+        [
+            "\n".join(lines),
+            "Differences are those from the first row; of the gradient norm the largest relative one.",
+            "![Reward of both backends over iterations](img/backends.svg)",
+        ]
+    )
+
+
+def draw_backends(found: Found) -> str:
+    """SVG of the reward over iterations, mean over the seeds; of the first layout the seeds as well, as faint lines."""
+    (first, curves), *_ = found["curves"].items()
+    series = [Series(first, "final", list(enumerate(curve)), style="faint") for curve in curves]
+    means = [(name, list(enumerate(map(fmean, zip(*curves, strict=True))))) for name, curves in found["curves"].items()]
+    one, two, megatron = means
+    series += [
+        Series(one[0], "final", one[1]),
+        Series(two[0], "random", two[1], style="dashed"),
+        Series(megatron[0], "warm", megatron[1], style="dots"),
+    ]
+    title = f"Mean reward of an iteration's {found['episodes']} episodes"
+    return draw_chart_file(title, series, Shape("iteration", *CHART_SIZE))
 
 
 def render_engine(found: Found) -> str:

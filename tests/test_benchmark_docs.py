@@ -153,6 +153,21 @@ def test_ways_of_sending_weights_are_compared_with_requests(project: Path, monke
     assert "| by a process group | `group` | 3.00 | 0.15 |" in section
 
 
+def test_backends_are_compared_by_their_curves(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_DOCS", "1")
+    one = [[0.1, 0.2, 0.3], [0.2, 0.3, 0.4]]
+    curves = {"fsdp, 1 rank": one, "fsdp, 2 ranks": [one[0], [0.2, 0.3, 0.7]], "megatron": [[0.1, 0.5, 0.6], one[1]]}
+    norms = {name: [[2.0, 2.0, 2.0]] * 2 for name in curves} | {"megatron": [[2.0, 2.0002, 2.0]] * 2}
+    keep("backends", {"seeds": [0, 1], "episodes": 128, "curves": curves, "norms": norms}, project)
+    page = project / "docs/benchmarks.md"
+    section = read_section(page.read_text(encoding="utf-8"), "bench:backends", page)
+    assert "| fsdp, 1 rank | 0.200, 0.300 | 0.200, 0.300 | – | – | – | – |" in section
+    assert "| fsdp, 2 ranks | 0.200, 0.400 | 0.200, 0.400 | never, 2 | 0.0500 | 0e+00 | 0e+00 |" in section
+    assert "| megatron | 0.400, 0.300 | 0.400, 0.300 | 1, never | 0.1000 | 1e-04 | 1e-04 |" in section
+    figure = (project / "docs/img/backends.svg").read_text(encoding="utf-8")
+    assert "128 episodes" in figure and all(name in figure for name in curves)
+
+
 def test_every_renderer_has_its_place() -> None:
     text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert all(f"<!-- bench:{name}:begin -->" in text for name in records.RENDERERS)

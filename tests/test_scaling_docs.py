@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 from scripts.published_sizes import PUBLISHED
-from scripts.scaling_docs.page import MACHINES, PAGE, Layout, fits, layouts, plan, shape_of, write_page
+from scripts.scaling_docs.page import (
+    DENSE,
+    MACHINES,
+    PAGE,
+    TENSOR_AND_DATA,
+    Layout,
+    fits,
+    layouts,
+    plan,
+    plan_megatron,
+    shape_of,
+    write_page,
+)
 
 from geo_sokoban_pipeline.config.launcher_env import VARIABLES
 
@@ -26,6 +38,8 @@ def test_the_page_is_current() -> None:
     for name in PUBLISHED:
         for machine in MACHINES:
             assert page.count(f"| {name} | {machine} | ") == 1
+    for name in DENSE:
+        assert [page.count(f"| {name} | {tensor} × {data} |") for tensor, data in TENSOR_AND_DATA] == [1] * 6
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -65,3 +79,14 @@ def test_ranks_of_shared_weights_take_less() -> None:
     spread = {"processes": 4, "threads": 4, "sharding": "full"}
     alone, shared = plan("8B", Layout({}, {}))[0], plan("8B", Layout(spread, {}))[0]
     assert shared.certain * 4 == pytest.approx(alone.certain) and shared.total < 0.6 * alone.total
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_megatrons_ranks_share_what_they_hold(name: str) -> None:
+    """Groups share all of it; the ranks of a group have the vision tower each."""
+    model = shape_of(name)
+    held = {layout: plan_megatron(name, *layout).certain for layout in TENSOR_AND_DATA}
+    tower = 16 * model.vision.parameters
+    for (tensor, data), count in held.items():
+        whole = 16 * (model.parameters - model.vision.parameters) / tensor + tower
+        assert count == pytest.approx(whole / data, rel=1e-6)

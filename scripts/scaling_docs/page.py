@@ -1,6 +1,7 @@
 """The tables of `docs/scaling.md`: which layout of a training fits which GPUs, by the plan of the pre-flight.
 
-Every figure is a count of `preflight/memory.py` with the launch values of `train_geo3k` in `conf/qwen3vl`.
+Every figure is a count of `preflight/memory.py` with the launch values of `train_geo3k` in `conf/qwen3vl`, or, for
+Megatron-Core's ranks, in `conf/megatron`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from kedro.config import OmegaConfigLoader
 from scripts.published_sizes import PUBLISHED, published_config
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.grpo import MegatronOptions, TrainOptions
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.memory import Gpu, RankPlan, StepLoad, place_on_gpus, plan_rank
 from geo_sokoban_pipeline.preflight.model import ModelShape
@@ -34,6 +35,9 @@ _GB = 1e9
 _LEAST_CACHE = 4  # GB of keys and values for a server
 _OWN_FRACTION = 0.85
 _BASE = {"offload": False, "gradient_sync": "step"}
+DENSE = ("2B", "4B", "8B")
+# Megatron-Core's ranks: those that split matrices, and groups of them.
+TENSOR_AND_DATA = ((2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,10 @@ class Layout:
         return base.model_copy(update=changes)
 
 
-@lru_cache(maxsize=1)
-def launch_options() -> TrainOptions:
-    """Options of `train_geo3k` with `--env=qwen3vl`, without the variables of a launcher."""
-    loader = OmegaConfigLoader(conf_source=str(ROOT / "conf"), env="qwen3vl", runtime_params={}, **CONFIG_LOADER_ARGS)
+@lru_cache
+def launch_options(env: str = "qwen3vl") -> TrainOptions:
+    """Options of `train_geo3k` in an environment of the configuration, without the variables of a launcher."""
+    loader = OmegaConfigLoader(conf_source=str(ROOT / "conf"), env=env, runtime_params={}, **CONFIG_LOADER_ARGS)
     found: TrainOptions = getattr(ProjectParameters.model_validate(loader["parameters"]), _RUN)
     return found
 
@@ -97,9 +101,18 @@ def layouts(model: ModelShape, gpus: int, gigabytes: int) -> Iterator[Layout]:
 def plan(name: str, layout: Layout) -> tuple[RankPlan, TrainOptions]:
     """Plan of a rank with a published model."""
     options = layout.options(launch_options())
-    model = shape_of(name)
+    return _plan(name, options), options
+
+
+def plan_megatron(name: str, tensor: int, data: int) -> RankPlan:
+    """Plan of a rank of Megatron-Core with a published model."""
+    layout = MegatronOptions(tensor_parallel=tensor, sequence_parallel=True)
+    return _plan(name, launch_options("megatron").model_copy(update={"processes": tensor * data, "megatron": layout}))
+
+
+def _plan(name: str, options: TrainOptions) -> RankPlan:
     longest = EPISODE.prompt + EPISODE.response
-    return plan_rank(options, model, StepLoad.of(options, EPISODE, longest), on_gpu=True), options
+    return plan_rank(options, shape_of(name), StepLoad.of(options, EPISODE, longest), on_gpu=True)
 
 
 @lru_cache
@@ -117,8 +130,8 @@ def fits(name: str, layout: Layout, gpus: int, gigabytes: int) -> bool:
 
 
 def write_page(page: str) -> str:
-    """The page with both tables as they are now, between their marks."""
-    for name, table in (("layouts", layout_table()), ("parts", part_table())):
+    """The page with its tables as they are now, between their marks."""
+    for name, table in (("layouts", layout_table()), ("megatron", megatron_table()), ("parts", part_table())):
         before, begin, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- end of {name} -->")
         page = f"{before}{begin}\n{table}\n\n{end}{after}"
@@ -158,6 +171,28 @@ def _parameters(changes: dict[str, Any], prefix: str = "") -> str:
         else:
             words.append(f"{prefix}{name}={str(value).lower() if isinstance(value, bool) else value}")
     return " ".join(words)
+
+
+def megatron_table() -> str:
+    """Parts of a rank of Megatron-Core, by model and layout."""
+    columns = {
+        "weights, gradients, moments": ("weights", "gradients", "optimizer moments"),
+        "activations of a micro-batch": ("activations of a micro-batch",),
+        "logits": ("logits of a micro-batch",),
+        "vision activations": ("vision activations",),
+        "gathered weights": ("gathered weights",),
+        "gradients of whole weights": ("gradients of whole weights",),
+    }
+    head = " | ".join(columns)
+    rows = [f"| GB | tensor × data | {head} | **peak** | fits a GPU of 80 GB |", _rule(4 + len(columns))]
+    for name in DENSE:
+        for tensor, data in TENSOR_AND_DATA:
+            rank = plan_megatron(name, tensor, data)
+            sizes = (sum(rank.parts.get(part, 0) for part in parts) / _GB for parts in columns.values())
+            cells = " | ".join(f"{size:.1f}" for size in sizes)
+            fit = "yes" if rank.total <= SHARE * 80 * _GB else "no"
+            rows.append(f"| {name} | {tensor} × {data} | {cells} | **{rank.total / _GB:.1f}** | {fit} |")
+    return "\n".join(rows)
 
 
 def part_table() -> str:

@@ -58,6 +58,27 @@ def test_the_first_iteration_is_that_of_fsdp(undisturbed: Path, tmp_path: Path) 
     assert not any(name.startswith(("backend", "megatron")) for name in manifest["fingerprint"])
 
 
+def test_an_update_on_a_stored_iteration(undisturbed: Path) -> None:
+    """`update_sokoban` gives the checkpoint of the run bit for bit, and without Megatron the same update."""
+    place = "checkpoints/iter=00001"
+    stored = undisturbed / "06_models/train_sokoban/default" / place
+    row = read_run(undisturbed)["metrics"]["iter=00001.json"]
+    for layout in (MEGATRON, "train_sokoban.processes=1"):
+        words = ("--pipelines=update_sokoban", f"--params={SMALL},{layout}")
+        finish(kedro_command(*words, data_root=undisturbed))
+        replayed, made = read_run(undisturbed, "update_sokoban"), undisturbed / "06_models/update_sokoban/default"
+        if layout == MEGATRON:
+            expected = {name: value for name, value in read_run(undisturbed)["weights"].items() if place in name}
+            assert replayed["weights"] == expected
+        found = replayed["metrics"]["iter=00001.json"]
+        train = {name: value for name, value in row.items() if name.startswith("train/")}
+        exactness = {"rel": 0, "abs": 0} if layout == MEGATRON else {"rel": 1e-6, "abs": 1e-6}
+        assert {name: found[name] for name in train} == pytest.approx(train, **exactness)
+        weights = [load_file(folder / "model.safetensors") for folder in (stored, made / place)]
+        for name, weight in weights[0].items():
+            torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=0.05 * RATE, msg=name)
+
+
 def test_killed_at_named_points(undisturbed: Path, tmp_path: Path) -> None:
     for point, arrival, whom in POINTS:
         process = command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective
@@ -22,7 +20,7 @@ from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from training.four_ranks import LAYOUTS, FourRanks, megatron_of
 from training.setup import Setup, copied
-from training.test_ranks_equal_one import KL, MEMORY, RATE, REDUCTIONS, optimizer_options
+from training.test_ranks_equal_one import KL, MEMORY, RATE, REDUCTIONS, Steps, compare_results, optimizer_options
 
 pytestmark = pytest.mark.slow
 
@@ -49,34 +47,10 @@ CASES = [
 ]
 
 
-@dataclass
-class Steps:
-    """Three steps of a backend.
-
-    Attributes:
-        scores: log-probs before them.
-    """
-
-    scores: np.ndarray
-    rows: list[dict[str, float]]
-    weights: dict[str, Tensor]
-
-
 def take_steps(backend: TrainBackend, samples: list[TrainSample], grpo: dict[str, Any]) -> Steps:
     scores = np.concatenate(backend.log_probs(samples))
     rows = [backend.step(samples, GrpoObjective(GrpoOptions(**grpo)), RATE) for _ in range(3)]
-    return Steps(scores, rows, {name: weight.detach().clone() for name, weight in backend.iter_weights()})
-
-
-def compare(found: Steps, expected: Steps) -> None:
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
-    assert found.rows[0] == pytest.approx(expected.rows[0], rel=1e-6, abs=1e-6)
-    for row, wanted in zip(found.rows[1:], expected.rows[1:], strict=True):
-        # These are of weights that differ by a few thousandths of the learning rate.
-        assert row == pytest.approx(wanted, rel=2e-5, abs=2e-6)
-    assert list(found.weights) == list(expected.weights)
-    for name, weight in expected.weights.items():
-        torch.testing.assert_close(found.weights[name], weight, rtol=0, atol=0.05 * RATE, msg=name)
+    return Steps(rows, [], scores, {name: weight.detach().clone() for name, weight in backend.iter_weights()})
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +85,7 @@ def test_steps_are_those_of_one_process(
         backend.export(tmp_path)  # it compares the copies of what ranks hold alike
         backend.renew()
         backend.close()
-    compare(found, reference(batch, matrices, reduction, kl))
+    compare_results(found, reference(batch, matrices, reduction, kl))
     for name, weight in policy.model.named_parameters():
         assert torch.equal(weight, found.weights[name]), f"the engine has the trained {name}"
 
@@ -173,7 +147,7 @@ def test_frozen_parts_stay_and_a_part_of_a_fused_matrix_is_refused(
     freeze_parameters(policy.model, FROZEN)
     with four_ranks.group(policy, T2, chosen) as workers:
         backend = build_backend(policy, optimizer_options("muon"), 0.9, workers)
-        compare(take_steps(backend, batches["boards"], {}), expected)
+        compare_results(take_steps(backend, batches["boards"], {}), expected)
     for name, weight in splittable.model.named_parameters():
         if name.startswith(tuple(f"model.{part}" for part in FROZEN)):
             assert torch.equal(expected.weights[name], weight), name

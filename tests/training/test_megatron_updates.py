@@ -1,9 +1,13 @@
-"""Updates on stored iterations of each task, as `update_*` takes them, are those of one process without Megatron."""
+"""Updates on stored iterations of each task, each from the checkpoint before it as `update_*` takes them.
+
+Two layouts of `fsdp` stand beside Megatron's: how far another order of summation alone carries an update.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch import Tensor
 
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.runs.storage import write_folder
+from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate, update_policy
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -27,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 TASKS = {"sokoban": TrainOptions, "geo3k": Geo3kTrainOptions, "geo3k_multi_turn": Geo3kMultiTurnTrainOptions}
-LAYOUTS = ("tensor 2", "tensor 2, sequence", "tensor 2 x data 2")
+LAYOUTS = ("two replicas", "four shards", "tensor 2", "tensor 2, sequence", "tensor 2 x data 2")
 CHANGES = {
     "grpo.credit": "episode",
     "grpo.baseline": "turn",
@@ -41,69 +49,94 @@ CHANGES = {
 }
 ITERATIONS = 3
 
-Stored = tuple[Policy, Any, list[list[Trajectory]]]
+
+@dataclass(frozen=True)
+class Update:
+    """Metrics of an update, and the weights after it."""
+
+    row: dict[str, float]
+    weights: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """Iterations of a task that one process has rolled out and trained on.
+
+    Attributes:
+        policy: with which it began.
+        episodes: by iteration.
+        checkpoints: by iteration, before its update.
+    """
+
+    policy: Policy
+    options: Any
+    episodes: list[list[Trajectory]]
+    checkpoints: list[Path]
+    updates: list[Update]
+
+
+def update(backend: TrainBackend, policy: Policy, options: Any, episodes: list[Trajectory], iteration: int) -> Update:
+    row = update_policy(copy.deepcopy(episodes), policy, backend, options.grpo, options.optimizer, iteration, 0)
+    return Update(row, {name: weight.detach().clone() for name, weight in backend.iter_weights()})
 
 
 @pytest.fixture(scope="module")
-def stored(splittable: Policy, sokoban_rows: Callable[..., Any], geometry_rows: Callable[..., Any]) -> Any:
-    """By task: a policy, options, and three iterations that it played; an untrained one never earns a reward, so its
-    episodes get advantages of their own."""
-    made: dict[str, Stored] = {}
+def stored(
+    splittable: Policy,
+    sokoban_rows: Callable[..., Any],
+    geometry_rows: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], StoredRun]:
+    """Factory of runs; an untrained policy never earns a reward, so its episodes get advantages of their own."""
 
-    def find(task: str) -> Stored:
-        if task not in made:
-            text = (ROOT / f"conf/base/parameters/train_{task}.yml").read_text(encoding="utf-8")
-            values = {**yaml.safe_load(text)[f"train_{task}"], "processes": 1}
-            options = settings(TASKS[task].model_validate(values), CHANGES, TASKS[task])
-            tiny = GeometryTinyOptions.model_validate(SPLITTABLE)
-            policy = splittable if task == "sokoban" else shaken(build_tiny_policy(tiny, seed=0))
-            rows = sokoban_rows(6, max_solution=3) if task == "sokoban" else geometry_rows(6, task)
-            engine = build_engine(policy, options.rollout)
-            collector = Collector(f"train_{task}", 0, options, rows, policy, engine)
-            rng = np.random.default_rng(0)
-            iterations = []
-            for iteration in range(ITERATIONS):
-                episodes, _ = collector.collect(iteration, build_sampler(rows, options, 0, None))
-                for episode in episodes:
-                    episode.advantage, episode.trained, episode.drop_reason = float(rng.normal()), True, None
-                iterations.append(episodes)
-            engine.close()
-            made[task] = policy, options, iterations
-        return made[task]
+    def play(task: str) -> StoredRun:
+        text = (ROOT / f"conf/base/parameters/train_{task}.yml").read_text(encoding="utf-8")
+        values = {**yaml.safe_load(text)[f"train_{task}"], "processes": 1}
+        options = settings(TASKS[task].model_validate(values), CHANGES, TASKS[task])
+        tiny = GeometryTinyOptions.model_validate(SPLITTABLE)
+        policy = splittable if task == "sokoban" else shaken(build_tiny_policy(tiny, seed=0))
+        rows = sokoban_rows(6, max_solution=3) if task == "sokoban" else geometry_rows(6, task)
+        run, place = StoredRun(policy, options, [], [], []), tmp_path_factory.mktemp(task)
+        trained = copied(policy)
+        backend = build_backend(trained, options.optimizer, options.rollout.sampling.temperature)
+        engine = build_engine(trained, options.rollout)
+        collector = Collector(f"train_{task}", 0, options, rows, trained, engine)
+        rng = np.random.default_rng(0)
+        for iteration in range(ITERATIONS):
+            engine.update_weights(None, iteration)
+            episodes, _ = collector.collect(iteration, build_sampler(rows, options, 0, None))
+            assert len(episodes) == 6
+            for episode in episodes:
+                episode.advantage, episode.trained, episode.drop_reason = float(rng.normal()), True, None
+            run.episodes.append(episodes)
+            run.checkpoints.append(place / str(iteration))
+            write_folder(run.checkpoints[-1], CheckpointWriter(backend, {}))
+            run.updates.append(update(backend, trained, options, episodes, iteration))
+        engine.close()
+        return run
 
-    return find
-
-
-def train(four_ranks: FourRanks, found: Stored, layout: str) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    policy, options, iterations = found
-    policy = copied(policy)
-    grpo, optimizer = options.grpo, options.optimizer
-    with four_ranks.group(policy, layout) as workers:
-        backend = build_backend(policy, optimizer, options.rollout.sampling.temperature, workers, megatron_of(layout))
-        rows = [
-            update_policy(copy.deepcopy(episodes), policy, backend, grpo, optimizer, iteration, 0)
-            for iteration, episodes in enumerate(iterations)
-        ]
-        return rows, {name: weight.detach().clone() for name, weight in backend.iter_weights()}
+    return play
 
 
 @pytest.mark.parametrize("task", list(TASKS))
 def test_updates_are_those_of_one_process(four_ranks: FourRanks, stored: Any, task: str) -> None:
-    found = stored(task)
-    _, options, iterations = found
-    assert all(len(episodes) == 6 for episodes in iterations)
-    rate = max(scheduled_rate(options.optimizer, iteration) for iteration in range(ITERATIONS))
-    expected, weights = train(four_ranks, found, "one process")
+    run: StoredRun = stored(task)
+    temperature = run.options.rollout.sampling.temperature
     for layout in LAYOUTS:
-        rows, moved = train(four_ranks, found, layout)
-        check_rows(rows, expected)
-        for name, weight in weights.items():
-            torch.testing.assert_close(moved[name], weight, rtol=0, atol=0.05 * rate, msg=f"{layout}: {name}")
+        policy = copied(run.policy)
+        with four_ranks.group(policy, layout) as workers:
+            backend = build_backend(policy, run.options.optimizer, temperature, workers, megatron_of(layout))
+            for iteration, expected in enumerate(run.updates):
+                if iteration > 0:
+                    backend.load_state(run.checkpoints[iteration])
+                found = update(backend, policy, run.options, run.episodes[iteration], iteration)
+                check_update(found, expected, scheduled_rate(run.options.optimizer, iteration), layout)
 
 
-def check_rows(rows: Sequence[dict[str, float]], expected: Sequence[dict[str, float]]) -> None:
-    assert len(rows) == len(expected) == ITERATIONS
-    for row, wanted in zip(rows, expected, strict=True):
-        assert row.keys() == wanted.keys() and wanted["train/steps"] == 2.0
-        assert row["train/grad_norm"] == pytest.approx(wanted["train/grad_norm"], rel=1e-5)
-        assert row == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+def check_update(found: Update, expected: Update, rate: float, layout: str) -> None:
+    assert found.row.keys() == expected.row.keys() and expected.row["train/steps"] == 2.0
+    # The second step is that of weights which differ by a share of the first one's learning rate.
+    assert found.row["train/grad_norm"] == pytest.approx(expected.row["train/grad_norm"], rel=1e-5), layout
+    assert found.row == pytest.approx(expected.row, rel=1e-6, abs=1e-6), layout
+    for name, weight in expected.weights.items():
+        torch.testing.assert_close(found.weights[name], weight, rtol=0, atol=0.05 * rate, msg=f"{layout}: {name}")

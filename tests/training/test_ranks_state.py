@@ -1,44 +1,57 @@
-"""State on disk: what any layout has written, every other one reads; files do not depend on the number of ranks."""
+"""State on disk: what a layout of either backend has written, all others read; weights are Hugging Face's files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.policies.policy import save_policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
 from geo_sokoban_pipeline.runs.storage import read_json, read_manifest, write_folder
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.factory import build_backend
-from geo_sokoban_pipeline.training.backends.ranks import RankedBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from policies.mixtures import build_mixture
-from training.four_ranks import ExportWeights, FourRanks
+from training.four_ranks import ExportWeights, FourRanks, megatron_of
 from training.setup import Setup, copied
 
 pytestmark = pytest.mark.slow
 
-LAYOUTS = ("one process", "two replicas", "two shards", "two copies of one shard", "two copies of two shards")
+# Layouts, and the files of their moments; None: one without slices.
+LAYOUTS: dict[str, int | None] = {
+    "one process": None,
+    "two replicas": None,
+    "two shards": 2,
+    "two copies of one shard": 2,
+    "two copies of two shards": 4,
+    "tensor 1": 1,
+    "tensor 2": 2,
+    "data 2": 2,
+    "tensor 2 x data 2, sequence": 4,
+}
 # Moments of AdamW and of Muon. A larger epsilon: moments near 0 would turn rounding into steps of full size.
 OPTIONS = OptimizerOptions(matrices="muon", eps=1e-5)
 OBJECTIVE = GrpoObjective(GrpoOptions())
 RATE = 1e-3
 
-State = tuple[dict[str, float], dict[str, torch.Tensor]]
+State = tuple[dict[str, float], dict[str, Tensor]]
 
 
 @contextmanager
-def build(four_ranks: FourRanks, setup: Setup, layout: str) -> Iterator[TrainBackend]:
-    policy = copied(setup.trained)
+def build(four_ranks: FourRanks, policy: Policy, layout: str) -> Iterator[TrainBackend]:
+    policy = copied(policy)
     with four_ranks.group(policy, layout) as workers:
-        yield build_backend(policy, OPTIONS, 0.9, workers)
+        yield build_backend(policy, OPTIONS, 0.9, workers, megatron_of(layout))
 
 
 def step(backend: TrainBackend, samples: list[TrainSample]) -> State:
@@ -47,42 +60,55 @@ def step(backend: TrainBackend, samples: list[TrainSample]) -> State:
     return metrics, {name: weight.detach().clone() for name, weight in backend.iter_weights()}
 
 
+def read_moments(folder: Path, policy: Policy) -> dict[str, Tensor]:
+    """Whole moments by name."""
+    stored = StoredTensors(folder, "optimizer")
+    rows = {name: len(weight) for name, weight in policy.model.named_parameters()}
+    return {key: stored.read(key, Slice(range(rows[key.split(".", 1)[1]]))) for key in stored.names}
+
+
 @pytest.fixture(scope="module")
 def written(
     four_ranks: FourRanks,
-    setup: Setup,
+    splittable: Policy,
     batches: dict[str, list[TrainSample]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, tuple[Path, State]]:
     """By layout: a checkpoint after two steps, and the step after it."""
     found = {}
     for layout in LAYOUTS:
-        with build(four_ranks, setup, layout) as backend:
+        with build(four_ranks, splittable, layout) as backend:
             for _ in range(2):
-                backend.step(batches["boards"], OBJECTIVE, RATE)
+                backend.step(batches["uneven"], OBJECTIVE, RATE)
             folder = tmp_path_factory.mktemp("written") / "checkpoint"
             write_folder(folder, CheckpointWriter(backend, {}))
-            found[layout] = folder, step(backend, batches["boards"])
+            found[layout] = folder, step(backend, batches["uneven"])
     return found
 
 
 @pytest.mark.parametrize("reader", LAYOUTS)
 def test_every_layout_continues_from_what_any_has_written(
     four_ranks: FourRanks,
-    setup: Setup,
+    splittable: Policy,
     batches: dict[str, list[TrainSample]],
     written: dict[str, tuple[Path, State]],
     tmp_path: Path,
     reader: str,
 ) -> None:
+    """What is read and written again is the same bit for bit; the next step is that of the writer."""
     continued = {}
-    with build(four_ranks, setup, reader) as backend:
+    with build(four_ranks, splittable, reader) as backend:
         for writer, (folder, _) in written.items():
             backend.load_state(folder)
             backend.export(tmp_path / writer)
-            continued[writer] = step(backend, batches["boards"])
+            backend.save_state(tmp_path / writer)
+            continued[writer] = step(backend, batches["uneven"])
     for writer, (folder, (metrics, weights)) in written.items():
-        assert (tmp_path / writer / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+        again = tmp_path / writer
+        assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+        moments, same = read_moments(folder, splittable), read_moments(again, splittable)
+        assert moments.keys() == same.keys() and any(key.startswith("momentum.") for key in moments)
+        assert all(torch.equal(moment, same[key]) for key, moment in moments.items()), writer
         found, moved = continued[writer]
         assert found["loss"] == pytest.approx(metrics["loss"], abs=1e-6), writer
         assert found["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5), writer
@@ -95,7 +121,7 @@ def test_every_layout_continues_from_what_any_has_written(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_checkpoint_is_a_hugging_face_folder_with_slices_of_moments(
-    written: dict[str, tuple[Path, State]], setup: Setup, layout: str
+    written: dict[str, tuple[Path, State]], splittable: Policy, layout: str
 ) -> None:
     from transformers import AutoModelForImageTextToText
 
@@ -103,25 +129,17 @@ def test_a_checkpoint_is_a_hugging_face_folder_with_slices_of_moments(
     manifest = read_manifest(folder)  # compares the digests that the writers took with the files
     assert manifest is not None
     model = AutoModelForImageTextToText.from_pretrained(folder)
-    names = {name: parameter for name, parameter in model.named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     with safe_open(folder / "model.safetensors", "pt") as file:
-        assert {name: list(weight.shape) for name, weight in names.items()} == {
-            name: file.get_slice(name).get_shape()
-            for name in file.keys()  # noqa: SIM118
-        }
-    moments = sorted(name for name in manifest["files"] if name.startswith("optimizer"))
-    if "shard" not in layout:
+        assert shapes == {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert {key.split(".", 1)[1] for key in read_moments(folder, splittable)} == set(shapes)
+    moments, count = sorted(name for name in manifest["files"] if name.startswith("optimizer")), LAYOUTS[layout]
+    if count is None:
         assert moments == ["optimizer.safetensors"]
         return
-    count = 4 if "two copies of two" in layout else 2
     parts = [f"optimizer-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
     assert moments == [*parts, "optimizer.safetensors.index.json"]
-    slices = read_json(folder / moments[-1])["slices"]
-    assert {key.split(".", 1)[1] for key in slices} == set(names)
-    for key, pieces in slices.items():
-        ends = [piece["rows"] for piece in pieces]
-        assert [first for first, _ in ends] == [0, *(last for _, last in ends[:-1])], key
-        assert ends[-1][1] == len(names[key.split(".", 1)[1]]), key
+    for key, pieces in read_json(folder / moments[-1])["slices"].items():
         for piece in pieces:
             with safe_open(folder / piece["file"], "pt") as file:
                 assert file.get_slice(key).get_shape()[0] == piece["rows"][1] - piece["rows"][0]
@@ -129,25 +147,38 @@ def test_a_checkpoint_is_a_hugging_face_folder_with_slices_of_moments(
     assert max(sizes) <= 1.3 * min(sizes), "each rank writes its part"
 
 
-@pytest.mark.parametrize("layout", ["two shards", "four shards", "two copies of one shard", "two copies of two shards"])
-@pytest.mark.parametrize("kind", ["dense", "mixture"])
+SHARDED = ("two shards", "four shards", "two copies of one shard", "two copies of two shards")
+WRITERS = [
+    *((layout, kind) for layout in SHARDED for kind in ("in memory", "mixture")),
+    *((layout, kind) for layout in ("tensor 2", "tensor 2 x data 2") for kind in ("in memory", "read")),
+    ("tensor 1", "in memory"),
+]
+
+
+@pytest.mark.parametrize(("layout", "kind"), WRITERS)
 def test_ranks_write_the_files_that_one_process_writes(
-    four_ranks: FourRanks, setup: Setup, tmp_path: Path, layout: str, kind: str
+    four_ranks: FourRanks, splittable: Policy, setup: Setup, tmp_path: Path, layout: str, kind: str
 ) -> None:
-    """Several files, so that each rank writes some; experts in the layout of the hub."""
-    policy = copied(setup.trained) if kind == "dense" else build_mixture(setup.policy)
-    largest = 60_000
+    """Of a policy in memory, or one that each rank reads its part of; several files, so that each rank writes some."""
+    largest = 20_000
+    policy = build_mixture(setup.policy) if kind == "mixture" else copied(splittable)
     save_policy(policy, tmp_path / "one", largest=largest)
     together = tmp_path / "together"
     together.mkdir()
+    if kind == "read":
+        policy = load_empty(setup.options.policy, tmp_path / "one")
     with four_ranks.group(policy, layout) as workers:
-        assert workers is not None
-        own, size = RankedBackend(policy, OPTIONS, 0.9, workers).own, workers.size
-        jobs = [ExportWeights(together, largest)] * (size - 1)
-        parts = workers.run(lambda: own.export(together, largest), jobs)
-    files = sorted(path.name for path in (tmp_path / "one").glob("model*"))
-    assert len(files) > size + 1 and sorted(path.name for path in together.glob("model*")) == files
+        backend: Any = build_backend(policy, OPTIONS, 0.9, workers, megatron_of(layout))
+        if workers is None:
+            parts = [backend.export(together, largest)]
+        else:
+            jobs = [ExportWeights(together, largest)] * (workers.size - 1)
+            parts = workers.run(lambda: backend.own.export(together, largest), jobs)
+    files = sorted(path.name for path in (tmp_path / "one").glob("*"))
+    assert len([name for name in files if name.startswith("model-")]) > 5
+    assert sorted(path.name for path in together.glob("*")) == files
     for file in files:
         assert (together / file).read_bytes() == (tmp_path / "one" / file).read_bytes(), file
-    counts = [len(part) for part in parts]
-    assert sum(counts) == len(files) - 1 and max(counts) - min(counts) <= 1, "all but the index, side by side"
+    counts = [len([name for name in part if name.startswith("model-")]) for part in parts]
+    assert sum(counts) == len([name for name in files if name.startswith("model-")])
+    assert max(counts) - min(counts) <= 1, "side by side"

@@ -94,6 +94,22 @@ def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
     assert ray_cluster.ranks() == []
 
 
+def test_megatrons_ranks_have_the_first_iteration_of_this_machine(
+    ray_cluster: RayCluster, undisturbed: dict[str, Any]
+) -> None:
+    """Without Megatron there; every rank reads its pieces of the weights, and of a reference policy."""
+    data = ray_cluster.hidden / "megatron"
+    one = {**SHAPE, "warm_start.steps": 0, "loop.iterations": 1, "backend": "megatron", "megatron.tensor_parallel": 2}
+    finish(kedro_command(*params(one, APART), data_root=data, **ray_cluster.environment))
+    found, name = read_run(data), "trajectories/iter=00000/part-000.parquet"
+    ids = [[row["token_ids"] for row in run["episodes"][name]] for run in (undisturbed, found)]
+    assert ids[0] == ids[1] and len(ids[0]) == 16
+    metrics = [run["metrics"]["iter=00000.json"] for run in (undisturbed, found)]
+    train = [{name: value for name, value in row.items() if name.startswith("train/")} for row in metrics]
+    assert train[0]["train/kl_loss"] > 0 and train[1] == pytest.approx(train[0], rel=1e-5, abs=1e-6)
+    assert ray_cluster.ranks() == []
+
+
 @ON_A_BUSY_MACHINE
 def test_a_run_whose_driver_and_ranks_are_killed_ends_as_the_undisturbed_one(
     ray_cluster: RayCluster, undisturbed: dict[str, Any]

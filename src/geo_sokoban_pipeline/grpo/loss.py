@@ -113,7 +113,7 @@ class _ScoredStates(torch.autograd.Function):
         values, entropies = (torch.zeros(len(states), device=states.device) for _ in range(2))
         for first in range(0, len(states), chunk):
             rows = slice(first, first + chunk)
-            logits = _chunk_logits(states[rows], matrix, banned)
+            logits = chunk_logits(states[rows], matrix, banned)
             if entropy != "none":
                 shares = torch.softmax(logits, -1)
                 entropies[rows] = torch.special.entr(shares, out=shares).sum(-1)
@@ -138,7 +138,7 @@ class _ScoredStates(torch.autograd.Function):
             rows = slice(first, first + ctx.chunk)
             spread = entropy_gradients[rows] if ctx.entropy == "trained" else None
             moved = _logit_gradients(
-                _chunk_logits(states[rows], matrix, banned),
+                chunk_logits(states[rows], matrix, banned),
                 labels[rows],
                 gradients[rows],
                 ctx.temperature,
@@ -153,8 +153,8 @@ class _ScoredStates(torch.autograd.Function):
         return of_states, of_weight, None, None, None, None, None
 
 
-def _chunk_logits(states: Tensor, matrix: Tensor, banned: Tensor) -> Tensor:
-    """(M, V) float32 logits, -inf for banned ids."""
+def chunk_logits(states: Tensor, matrix: Tensor, banned: Tensor) -> Tensor:
+    """(M, V) float32 logits of (M, hidden) states and V rows of the output head, -inf for banned ids."""
     return (states.to(matrix.dtype) @ matrix.T).float().index_fill_(-1, banned, float("-inf"))
 
 

@@ -56,7 +56,7 @@ class RayWorkers:
             self.code = OwnCode.of(options)
             chosen = options.policy.model_copy(update={"device": self._device})
             own = self.code.renamed(options.model_copy(update={"policy": chosen}))
-            is_shared = options.sharding != "none"
+            is_shared = options.shares_weights
             self.weights = folder if is_shared else None
             build = replace(Blueprint.of(policy, own), folder=None, is_empty=is_shared)
             self.ranks = RayRanks(self._size, build, options.ray, gpus, self.code.files, self.code.imports)

@@ -276,8 +276,8 @@ def _filled(parts: list[Any], empty: Any, count: int) -> list[Any]:
 
 
 def mesh_of(group: Group, sharding: str, replicas: int) -> DeviceMesh | None:
-    """The mesh over which the weights are sharded; None: every rank has a copy."""
-    return None if sharding == "none" else group.mesh(replicas)
+    """The mesh over which the weights are sharded; None: every rank has a copy, or is the only one."""
+    return None if sharding == "none" or group.size == 1 else group.mesh(replicas)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from geo_sokoban_pipeline.grpo.loss import EntropyUse
+from geo_sokoban_pipeline.grpo.loss import EntropyUse, chunk_logits
 
 
 def score_split_states(
@@ -73,7 +73,7 @@ class _SplitScores(torch.autograd.Function):
         values, entropies, largest, heated, plain = torch.zeros(5, len(states), device=states.device)
         for begin in range(0, len(states), chunk):
             rows = slice(begin, begin + chunk)
-            logits = _logits(states[rows], matrix, banned)
+            logits = chunk_logits(states[rows], matrix, banned)
             top = logits.amax(-1)
             dist.all_reduce(top, dist.ReduceOp.MAX, group)
             logits -= top[:, None]
@@ -108,7 +108,7 @@ class _SplitScores(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for begin in range(0, len(states), ctx.chunk):
             rows = slice(begin, begin + ctx.chunk)
-            logits = _logits(states[rows], matrix, banned).sub_(largest[rows, None])
+            logits = chunk_logits(states[rows], matrix, banned).sub_(largest[rows, None])
             own = gradients[rows] / ctx.temperature
             moved = (logits / ctx.temperature).exp_().mul_((-own / heated[rows])[:, None])
             here = (labels[rows] >= 0) & (labels[rows] < len(matrix))
@@ -129,8 +129,3 @@ class _SplitScores(torch.autograd.Function):
                 of_weight += moved.T @ states[rows].to(ctx.kind)
             del moved  # before the next chunk's logits are there
         return of_states, of_weight, None, None, None, None, None, None
-
-
-def _logits(states: Tensor, matrix: Tensor, banned: Tensor) -> Tensor:
-    """(M, V / ranks) float32 logits, -inf for banned ids."""
-    return (states.to(matrix.dtype) @ matrix.T).float().index_fill_(-1, banned, float("-inf"))
