@@ -106,12 +106,12 @@ def test_an_environment_that_hangs_costs_its_episodes_alone(
 ) -> None:
     undisturbed, _ = collect(setup, two)
     before = two.process_ids
-    limits = {"rollout__env_timeout": 0.5, "rollout__max_failed_share": 0.5}
+    limits = {"rollout__env_timeout": 1.5, "rollout__max_failed_share": 0.5}
     found, _ = collect(setup, two, **limits, **awkward(setup, awkward_row, seconds=600.0))
     failed = [episode for episode in found if episode.status == "failed"]
     assert len({episode.group_index for episode in failed}) == 1
     assert {episode.error for episode in failed} == {
-        "EnvTimeoutError: step of the environment took longer than rollout.env_timeout=0.5 s"
+        "EnvTimeoutError: step of the environment took longer than rollout.env_timeout=1.5 s"
     }
     others = [episode for episode in found if episode.status != "failed"]
     ids = {episode.trajectory_id for episode in others}
