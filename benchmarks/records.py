@@ -16,6 +16,7 @@ from benchmarks.peer import report as peer
 from benchmarks.tables import (
     draw_backends,
     draw_scaling,
+    render_ahead,
     render_audit,
     render_backends,
     render_browser,
@@ -50,6 +51,7 @@ RENDERERS: dict[str, Callable[[Found], str]] = {
     "notebook": render_notebook,
     "weights": render_weights,
     "workers": render_workers,
+    "ahead": render_ahead,
     "backends": render_backends,
 }
 FIGURES = {"scaling": draw_scaling, "backends": draw_backends}

@@ -98,6 +98,25 @@ def render_workers(found: Found) -> str:
     )
 
 
+def ahead_ratio(found: Found) -> float:
+    """Seconds of an iteration with rollouts beside the training over those of one without."""
+    beside, in_turn = (found[name]["step_time"] + found[name]["save_time"] for name in ("beside", "in_turn"))
+    return float(beside / in_turn)
+
+
+def render_ahead(found: Found) -> str:
+    """Table of `benchmarks/test_ahead.py`."""
+    lines = ["| seconds of an iteration | rollout | update | in all, with what is stored |", "|---|---:|---:|---:|"]
+    for name, title in (("in_turn", "one after the other"), ("beside", "`loop.max_staleness: 1`")):
+        part = found[name]
+        whole = part["step_time"] + part["save_time"]
+        lines.append(f"| {title} | {part['rollout_time']:.2f} | {part['update_time']:.2f} | {whole:.2f} |")
+    return (
+        "\n".join(lines) + f"\n\nThe ratio is {ahead_ratio(found):.2f}. Means of {found['iterations']} iterations of "
+        f"{found['episodes']} episodes, with one rank and one rollout worker."
+    )
+
+
 def writing_shares(found: Found) -> tuple[float, float]:
     """Share of writing in the seconds of an iteration of a whole run, and in its CPU-seconds."""
     seconds = found["seconds"]
