@@ -89,7 +89,8 @@ def processes_with(setting: str) -> list[psutil.Process]:
 
 def strays() -> list[psutil.Process]:
     """Processes of servers that are not in the idle pool."""
-    wanted = {process.pid for server in servers.IDLE for process in tree(psutil.Process(server.pid).ppid())}
+    idle = [server for server in servers.IDLE if server.alive]
+    wanted = {process.pid for server in idle for process in tree(psutil.Process(server.pid).ppid())}
     return [process for process in descendants() if process.pid not in wanted]
 
 
