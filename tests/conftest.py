@@ -26,15 +26,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all tests that need an SGLang server, and one those of four ranks: each are started once."""
+    """One process runs all tests that need an SGLang server, one those of four ranks, one those of a Ray cluster.
+
+    Each of these is started once.
+    """
     from xdist.scheduler import LoadFileScheduling
+
+    scopes = {"sglang": "sglang", "training/test_ranks": "ranks", "training/test_megatron": "ranks"}
+    scopes |= {"test_ray": "ray", "training/test_rollout_workers": "ray"}
 
     class StartOnce(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.split("::", maxsplit=1)[0]
-            shared = (name for name in ("sglang", "training/test_ranks", "training/test_megatron") if name in path)
-            found = next(shared, None)
-            return "training/test_ranks" if found == "training/test_megatron" else found or super()._split_scope(nodeid)
+            return next((scope for name, scope in scopes.items() if name in path), super()._split_scope(nodeid))
 
     return StartOnce(config, log) if config.getoption("dist") == "loadfile" else None
 
