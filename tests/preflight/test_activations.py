@@ -63,6 +63,7 @@ def kept_bytes(policy: Policy, run: Any) -> int:
     shapes = {tuple(shape) for p in matrices for shape in (p.shape, p.shape[::-1], p.mT.shape)}
 
     def keep(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()  # the graph would hold its own outputs, and with them the policy, for ever
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights and tuple(tensor.shape) not in shapes:
             kept[storage.data_ptr()] = storage.nbytes(), tensor
