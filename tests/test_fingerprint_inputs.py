@@ -78,6 +78,7 @@ FREE = {
     "ray.patience": "when a run stops",
     "ray.job_timeout": "when ranks are lost",
     "ray.max_restarts": "when a run stops",
+    "ray.min_processes": "how many ranks there are",
     "evaluation.prompts": "after training",
     "evaluation.samples": "after training",
     "evaluation.greedy": "after training",

@@ -69,6 +69,13 @@ def test_the_cluster_takes_the_rest_from_qwen3vl(monkeypatch: Any) -> None:
     assert (ours.placement, ours.ray.address, ours.processes, ours.sharding) == ("ray", "auto", 16, "full")
     assert (ours.rollout.engine, ours.threads, ours.ray.cpus) == ("transformers", 4, 4)
     assert (ours.grpo, ours.policy, ours.loop) == (other.grpo, other.policy, other.loop)
+    # With servers, these take turns with the ranks: 16 GPUs in all.
+    server = ours.rollout.server
+    with_servers = ours.model_validate(
+        {**ours.model_dump(), "rollout": {**ours.rollout.model_dump(), "engine": "sglang"}}
+    )
+    assert with_servers.places_servers and with_servers.rollout.takes_turns
+    assert (server.count, server.tensor_parallel, server.router) == (16, 1, "none")
     # Eight ranks that share the weights of 8B need no memory of the CPU.
     assert ours.optimizer == other.optimizer.model_copy(update={"offload": False})
     assert (ours.rollout.sampling, other.placement, other.processes) == (other.rollout.sampling, "local", 1)

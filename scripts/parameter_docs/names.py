@@ -162,6 +162,7 @@ UNITS = {
     "train_*.ray.patience": "seconds",
     "job_timeout": "seconds",
     "max_restarts": "restarts",
+    "min_processes": "processes",
     "replicas": "copies",
     "iteration": "iteration",
     "checkpoint": "iteration, where it is a number",

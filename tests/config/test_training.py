@@ -36,7 +36,28 @@ def test_evaluation_inherits_the_sampling_of_the_rollout() -> None:
         ({"sharding": "hybrid", "processes": 4, "replicas": 3, "threads": 1}, "such as processes=4 with replicas=2"),
         ({"sharding": "full", "processes": 4, "replicas": 2, "threads": 1}, "only hybrid takes replicas"),
         ({"placement": "inline", "processes": 2, "threads": 1}, "one process has one rank"),
-        ({"placement": "ray", "rollout": {"engine": "sglang"}}, "Ray could give their GPUs to ranks"),
+        *(
+            ({"placement": "ray", "rollout": {"engine": "sglang", "server": server}}, message)
+            for server, message in (
+                ({"router": "sticky"}, "router=sticky: a server that is brought back may be on another node"),
+                ({"host": "10.0.0.1"}, "host=10.0.0.1: a server listens at the address by which Ray knows its node"),
+                ({"update": "ipc"}, "update=ipc: weights come from the driver"),
+                ({"update": "disk"}, "give an update_folder that all nodes can read"),
+                ({"colocated": True, "count": 2}, "share the GPUs of 2 ranks, and there are processes=1"),
+            )
+        ),
+        ({"placement": "ray", "ray": {"min_processes": 2}}, "min_processes=2 with processes=1"),
+        (
+            {
+                "placement": "ray",
+                "processes": 4,
+                "threads": 1,
+                "sharding": "hybrid",
+                "replicas": 2,
+                "ray": {"min_processes": 1},
+            },
+            "ranks come in groups of 2",
+        ),
     ],
 )
 def test_combinations_that_could_not_train(changes: dict[str, Any], message: str) -> None:

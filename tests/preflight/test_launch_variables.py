@@ -44,6 +44,20 @@ def test_gpus_of_servers(make_subject, count, found):
     assert check.state == "warning" and found in check.found
 
 
+@pytest.mark.parametrize(
+    ("value", "server", "state", "found"),
+    [
+        ("3", {"count": 2}, "ok", "1 ranks and servers on 2 GPUs of their own take 3"),
+        ("1", {"count": 2}, "warning", "take 3"),
+        ("1", {"count": 1, "colocated": True}, "ok", "sets train_sokoban.processes"),
+    ],
+)
+def test_gpus_of_a_cluster_are_those_of_ranks_and_servers(make_subject, value, server, state, found):
+    own = {"placement": "ray", "processes": 1, "rollout": {"engine": "sglang", "server": server}}
+    (check,) = check_variables(make_subject(train_sokoban=own), {"SLIME_SCRIPT_NUM_GPUS": value})
+    assert check.state == state and found in check.found
+
+
 def test_folders_of_the_user(make_subject, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     subject = make_subject(sokoban={"source": "file", "file": {"path": "/home/somebody/rows/train.parquet"}})

@@ -92,7 +92,7 @@ def changed(options: TrainOptions, changes: dict[str, Any]) -> TrainOptions:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     found = Log()
-    monkeypatch.setattr(rollout_workers, "build_engine", lambda policy, options: ApartEngine(policy, found))
+    monkeypatch.setattr(rollout_workers, "build_engine", lambda policy, options, launcher: ApartEngine(policy, found))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -382,6 +383,32 @@ class TrainOptions(StrictModel):
         return self.rollout.engine == "transformers" and self.rollout.workers is None
 
     @property
+    def places_servers(self) -> bool:
+        """Whether Ray places the servers that sample."""
+        return self.placement == "ray" and self.rollout.engine == "sglang" and self.rollout.server.mode == "launch"
+
+    @property
+    def rank_unit(self) -> int:
+        """What the number of ranks is a multiple of."""
+        server = self.rollout.server
+        return math.lcm(
+            self.replicas,
+            self.megatron.tensor_parallel if self.backend == "megatron" else 1,
+            server.tensor_parallel if self.places_servers and server.colocated else 1,
+        )
+
+    def with_processes(self, processes: int) -> TrainOptions:
+        """The options with fewer ranks, and as many colocated servers as these have GPUs for."""
+        if processes == self.processes:
+            return self
+        server = self.rollout.server
+        if self.places_servers and server.colocated:
+            count = min(server.count, processes // server.tensor_parallel)
+            server = server.model_copy(update={"count": count})
+        rollout = self.rollout.model_copy(update={"server": server})
+        return self.model_copy(update={"processes": processes, "rollout": rollout})
+
+    @property
     def busy_processes(self) -> int:
         """Processes that compute at the same time: those that train and rollout workers take turns, or do not."""
         workers = self.rollout.workers or 0
@@ -414,7 +441,7 @@ class TrainOptions(StrictModel):
                 f"{name} with grpo.old_log_probs=recompute: nothing would correct that other weights sampled; take "
                 "old_log_probs=rollout, or set importance_cap."
             )
-        if self.rollout.server.colocated:
+        if self.rollout.takes_turns:
             raise ValueError(
                 f"{name} with rollout.server.colocated=true: servers that take turns with the trainer do not sample "
                 "while it trains; give them GPUs of their own, or take max_staleness=0."
@@ -474,12 +501,10 @@ class TrainOptions(StrictModel):
                 f"rollout.workers={workers} with rollout.server.router={server.router}: each worker sends a "
                 "conversation to one server by itself; take router=none."
             )
-        if self.placement == "ray" and self.rollout.engine == "sglang" and server.mode == "launch":
-            raise ValueError(
-                "placement=ray with rollout.engine=sglang and rollout.server.mode=launch: servers are launched by the "
-                "driver, and Ray could give their GPUs to ranks. Take servers that run already (rollout.server.mode="
-                "attach and their urls), or rollout.engine=transformers."
-            )
+        if self.places_servers:
+            self._check_placed_servers()
+        if self.placement == "ray":
+            self._check_fewest()
         if self.processes > 1 and self.threads is None:
             raise ValueError(
                 f"processes={self.processes} needs threads: each process would take all cores; threads=1 suits them."
@@ -497,6 +522,49 @@ class TrainOptions(StrictModel):
             raise ValueError(
                 f"optimizer.offload=true with processes={self.processes} and sharding=none: only sharded weights leave "
                 "the device; take sharding=full or hybrid."
+            )
+
+    def _check_placed_servers(self) -> None:
+        """What servers need that Ray places: the driver may be on another machine."""
+        server = self.rollout.server
+        name = "placement=ray with rollout.engine=sglang and rollout.server."
+        if server.router != "none":
+            raise ValueError(
+                f"{name}router={server.router}: a server that is brought back may be on another node, where the router "
+                "would not look for it; take router=none."
+            )
+        if server.host != "127.0.0.1":
+            raise ValueError(
+                f"{name}host={server.host}: a server listens at the address by which Ray knows its node; leave host "
+                "out."
+            )
+        if server.update == "ipc":
+            raise ValueError(
+                f"{name}update=ipc: weights come from the driver, which is none of the processes of a GPU; take "
+                "update=tensors or group."
+            )
+        if server.update == "disk" and server.update_folder is None:
+            raise ValueError(
+                f"{name}update=disk: servers on other nodes cannot read a temporary folder of the driver; give an "
+                "update_folder that all nodes can read, or take update=tensors."
+            )
+        gpus = server.count * server.tensor_parallel
+        if server.colocated and gpus > self.processes:
+            raise ValueError(
+                f"{name}colocated=true: {server.count} servers of tensor_parallel={server.tensor_parallel} share the "
+                f"GPUs of {gpus} ranks, and there are processes={self.processes}; lower count or tensor_parallel."
+            )
+
+    def _check_fewest(self) -> None:
+        fewest = self.ray.min_processes
+        if fewest is None:
+            return
+        if fewest > self.processes:
+            raise ValueError(f"ray.min_processes={fewest} with processes={self.processes}: it can be that at most.")
+        if fewest % self.rank_unit:
+            raise ValueError(
+                f"ray.min_processes={fewest}: ranks come in groups of {self.rank_unit} (replicas with sharding=hybrid, "
+                "megatron.tensor_parallel, or rollout.server.tensor_parallel of colocated servers); take a multiple."
             )
 
     def _check_megatron(self) -> None:

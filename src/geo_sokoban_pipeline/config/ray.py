@@ -1,4 +1,4 @@
-"""Options of Ray: which cluster, what a rank takes of it, and how often a lost group of ranks is built anew."""
+"""Options of Ray: which cluster, what a rank takes of it, how often a lost group is built anew, and on how little."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from geo_sokoban_pipeline.config.base import CountOrZero, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, StrictModel
 
 _Amount = Annotated[float, Field(gt=0, le=1_000_000)]
 
 
 class RayOptions(StrictModel):
-    """Where Ray places the ranks, with placement=ray."""
+    """Where Ray places ranks, rollout workers and servers, with placement=ray."""
 
     address: str | None = Field(
         None,
         description="Cluster to join: host:port, or `auto` for one that runs on this machine. None: that of the "
         "environment variable RAY_ADDRESS, else a cluster of this machine alone, which the command starts and ends.",
     )
-    cpus: float = Field(1.0, ge=0, le=1024, description="CPUs that Ray sets aside for a rank.")
+    cpus: float = Field(
+        1.0, ge=0, le=1024, description="CPUs that Ray sets aside for a rank, a rollout worker or a server."
+    )
     gpus: int | None = Field(
         None, ge=0, le=1, description="GPUs of a rank. None: one where the cluster has any, unless policy.device=cpu."
     )
     resources: dict[str, _Amount] = Field(
-        default_factory=dict, description="Further resources of a rank, by the names that the nodes were started with."
+        default_factory=dict,
+        description="Further resources of a rank, a rollout worker or a server, by the names that the nodes were "
+        "started with.",
     )
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
         "PACK",
@@ -40,6 +44,12 @@ class RayOptions(StrictModel):
         le=1_000_000,
         description="Seconds that the ranks may take for a job, such as all episodes of an iteration or one optimizer "
         "step, before they count as lost. None: unlimited; torch's collectives give up after half an hour.",
+    )
+    min_processes: Count | None = Field(
+        None,
+        description="Ranks with which a run begins, or goes on after a lost node, where the cluster has no place for "
+        "all `processes` within `patience` seconds: as many as there is place for, but so many at least. Steps are "
+        "those of all ranks but for the rounding of sums. None: as many as `processes`.",
     )
     max_restarts: CountOrZero = Field(
         3,

@@ -109,9 +109,14 @@ class ServerOptions(StrictModel):
     ports: tuple[Port, ...] | None = Field(None, description="Ports of launched servers, one each. None: free ones.")
     python: str = Field(
         ".venv-sglang/bin/python",
-        description="Interpreter of the servers' own environment (`make sglang-env`); relative: to the working folder.",
+        description="Interpreter of the servers' own environment (`make sglang-env`); relative: to the working folder. "
+        "With placement=ray it is at the same place on every node.",
     )
-    log_folder: str | None = Field(None, description="Folder of the servers' logs. None: a temporary one.")
+    log_folder: str | None = Field(
+        None,
+        description="Folder of the servers' logs. None: a temporary one. With placement=ray they lie among Ray's own, "
+        "on the server's node.",
+    )
     router: Literal["none", "cache_aware", "sticky"] = Field(
         "none",
         description="SGLang's router in front: by cached prefixes, or by conversation. none: this project sends each "
@@ -129,13 +134,13 @@ class ServerOptions(StrictModel):
         ge=0,
         le=1024,
         description="Number of the first GPU of launched servers; each takes the next `tensor_parallel` ones. Training "
-        "takes GPU 0.",
+        "takes GPU 0. With placement=ray Ray assigns them.",
     )
     colocated: bool = Field(
         False,
         description="Launched servers lie on the GPUs of the trainer and take turns with it: they give up the memory "
         "of weights and cache while it trains, and its weights, gradients and moments are in the memory of the CPU "
-        "while they sample.",
+        "while they sample. With placement=ray server n lies on the GPUs of the ranks from n · `tensor_parallel` on.",
     )
     memory_fraction: float | None = Field(
         None, gt=0, lt=1, description="Share of memory for weights and cache of keys and values. None: SGLang's choice."

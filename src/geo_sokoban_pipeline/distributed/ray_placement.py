@@ -40,7 +40,7 @@ from geo_sokoban_pipeline.runs.storage import MANIFEST, Files
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 64 << 20  # of a file that travels; two are on their way at a time
-_PATIENCE = 30.0  # seconds in which Ray notices that a process or a node has ended
+PATIENCE = 30.0  # seconds in which Ray notices that a process or a node has ended
 _SLOW = 2.0  # seconds of a job from which its end is logged
 # Variables of Ray: no usage data; what a rank without a GPU sees; seconds that the start of a node may take.
 _SETTINGS = {
@@ -58,12 +58,14 @@ class RankPlace:
         node: Ray's id of the node.
         address: at which the other nodes reach it.
         scratch: the rank's own folder there.
+        gpus: ids of those that Ray has assigned to it, by which another process of the node can be shown them.
     """
 
     node: str
     address: str
     pid: int
     scratch: str
+    gpus: tuple[str, ...] = ()
 
 
 class Rank:
@@ -98,8 +100,9 @@ class Rank:
         """Where this rank runs."""
         import ray
 
-        node = ray.get_runtime_context().get_node_id()
-        return RankPlace(node, ray.util.get_node_ip_address(), os.getpid(), self._scratch)
+        context = ray.get_runtime_context()
+        gpus = tuple(context.get_accelerator_ids().get("GPU", ()))
+        return RankPlace(context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), self._scratch, gpus)
 
     def build(self, build: Callable[[], Any]) -> Done | Failed:
         """Make the state that jobs receive."""
@@ -192,7 +195,7 @@ class RayLink:
         self._count = 0
         self._heard: deque[Any] = deque()
         self._is_silent = True
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while True:
             self._bundles = reserve(1, f"{title} with", options, gpus)
             self._actor = start_actor(Talker, title, self._bundles, 0, options, gpus, files or {}, imports, calls=4)
@@ -269,7 +272,7 @@ class RayLink:
         except ray.exceptions.RayTaskError as failure:
             raise RankError(f"{self.title} failed:\n{failure}") from failure
         except ray.exceptions.RayError as failure:
-            raise DeadRankError(f"{self.title} has ended: {_first_line(failure)}{_logs()}") from failure
+            raise DeadRankError(f"{self.title} has ended: {first_line(failure)}{_logs()}") from failure
 
 
 def bundle_of(options: RayOptions, gpus: int) -> dict[str, float]:
@@ -314,6 +317,34 @@ def start_actor(
     return placed.remote(title, files, imports)
 
 
+def start_beside(
+    kind: type[Rank], title: str, node: str, files: Mapping[str, bytes], imports: Sequence[str], *, calls: int = 1
+) -> Any:
+    """Start an actor on a node, beside ranks whose resources it shares; it takes none itself.
+
+    Args:
+        node: Ray's id of it.
+        files, imports: see `Rank`.
+        calls: that run at the same time.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    placed = ray.remote(kind).options(
+        num_cpus=0,
+        num_gpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        max_restarts=0,
+        max_task_retries=0,
+        max_concurrency=calls,
+    )
+    return placed.remote(title, files, imports)
+
+
+class NoPlaceError(RankError):
+    """The cluster has not the resources for so many actors."""
+
+
 def reserve(count: int, what: str, options: RayOptions, gpus: int) -> Any:
     """A placement group of bundles for so many actors.
 
@@ -322,7 +353,7 @@ def reserve(count: int, what: str, options: RayOptions, gpus: int) -> Any:
         gpus: of each.
 
     Raises:
-        RankError: the cluster has not the resources.
+        NoPlaceError: the cluster has not the resources.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -331,7 +362,7 @@ def reserve(count: int, what: str, options: RayOptions, gpus: int) -> Any:
     group = placement_group([bundle] * count, strategy=options.strategy)
     if not group.wait(options.patience):
         remove_placement_group(group)
-        raise RankError(
+        raise NoPlaceError(
             f"{what} {_shown(bundle)} each, ray.strategy={options.strategy}, found no place in "
             f"{options.patience:g} s: the cluster has {_shown(ray.cluster_resources())}, of which "
             f"{_shown(ray.available_resources())} are free. Lower processes or what a rank takes (ray.cpus, "
@@ -387,7 +418,7 @@ class RayRanks:
         self._folders = 0
         self._actors: list[Any] = []
         self._bundles: Any = None
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 self.places = self._place(gpus, options, files or {}, imports)
@@ -558,7 +589,7 @@ class RayRanks:
             if isinstance(error, LostRankError):
                 # The rank that has ended shows itself when Ray has noticed.
                 if lost is None:
-                    lost, deadline = error, time.monotonic() + _PATIENCE
+                    lost, deadline = error, time.monotonic() + PATIENCE
             elif error is not None:
                 raise error
             else:
@@ -579,7 +610,7 @@ class RayRanks:
         except ray.exceptions.RayTaskError as failure:
             raise RankError(f"a rank failed:\n{failure}") from failure
         except ray.exceptions.RayError as failure:
-            raise DeadRankError(f"a rank has ended: {_first_line(failure)}{_logs()}") from failure
+            raise DeadRankError(f"a rank has ended: {first_line(failure)}{_logs()}") from failure
         return results
 
     def _error(self, rank: int, answer: Failed) -> Exception:
@@ -592,7 +623,7 @@ class RayRanks:
         return RankError(f"{self._name(rank)} failed:\n{answer.text}")
 
     def _death(self, rank: int, failure: Exception) -> DeadRankError:
-        return DeadRankError(f"{self._name(rank)} has ended: {_first_line(failure)}{_logs()}")
+        return DeadRankError(f"{self._name(rank)} has ended: {first_line(failure)}{_logs()}")
 
     def _name(self, rank: int) -> str:
         where = f" (pid {self.places[rank].pid} on {self.places[rank].address})" if hasattr(self, "places") else ""
@@ -687,7 +718,7 @@ def connected(options: RayOptions, ranks: int) -> Iterator[None]:
         ray.init(**chosen, logging_level=logging.WARNING, log_to_driver=True)
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         raise RankError(
-            f"no connection to the Ray cluster at {address or 'this machine'}: {_first_line(error)}. Check ray.address "
+            f"no connection to the Ray cluster at {address or 'this machine'}: {first_line(error)}. Check ray.address "
             "and RAY_ADDRESS, and RAY_AUTH_TOKEN where the cluster asks for a token."
         ) from error
     if handler is not None:  # Ray sets one of its own
@@ -756,7 +787,7 @@ def _shown(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in named.items()) or "nothing"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """What Ray says of a death, without its guesses; else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if "died" in line or "dead" in line), lines[0] if lines else "")

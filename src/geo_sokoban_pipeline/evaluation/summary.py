@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -24,6 +24,9 @@ from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.parquet import name_parts
 
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
+
 logger = logging.getLogger(__name__)
 Rows = Sequence[dict[str, Any]]
 
@@ -38,6 +41,7 @@ def evaluate_policies(
     training: Rows = (),
     baselines: bool = True,
     ablations: bool = True,
+    launcher: Launcher | None = None,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate policies, image ablations and baselines on the evaluation prompts.
 
@@ -46,6 +50,7 @@ def evaluate_policies(
         training: training prompts, from which baselines count frequent answers.
         baselines: evaluate the task's baselines too.
         ablations: evaluate the last policy also under the image ablations of the options.
+        launcher: of servers; None: they are launched on this machine.
 
     Returns:
         The summary (see `docs/architecture.md`), and the policies' trajectories; the partitions `iter=00000/…` are the
@@ -58,7 +63,7 @@ def evaluate_policies(
     ablated = image_ablations(chosen, options, seed) if ablations else []
     for number, (name, folder) in enumerate(policies.items()):
         plans = _plan_rows(name, chosen, options, ablated if number == len(policies) - 1 else [])
-        rows, parts = _evaluate_policy(run, seed, number, folder, plans, chosen, options)
+        rows, parts = _evaluate_policy(run, seed, number, folder, plans, chosen, options, launcher)
         summary_rows += rows
         tables |= parts
     if baselines:
@@ -152,12 +157,13 @@ def _evaluate_policy(
     plans: Sequence[_Plan],
     prompts: Rows,
     options: TrainOptions,
+    launcher: Launcher | None,
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
     """Summary rows of one policy, and its trajectories without ablations."""
     policy = load_as(options.policy, folder.path)
     task = task_of(options.task)
     rows, trajectories = [], []
-    with closing(build_engine(policy, options.rollout)) as engine:
+    with closing(build_engine(policy, options.rollout, launcher)) as engine:
         for plan in plans:
             engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
             episodes = rollout_prompts(

@@ -226,14 +226,35 @@ def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str
     in_force = {path: _value_at(values, path) for path in here}
     if unread := _unread(here, values):
         return Check(_LAUNCHER, variable.name, "warning", f"{value}: changes nothing, {unread}", variable.note)
-    if variable.name == NUM_GPUS and not is_in_ray:
-        first = _value_at(values, here[0].replace("server.count", "server.first_gpu"))
-        return _check_gpus(value, here[0], in_force[here[0]], first)
+    if variable.name == NUM_GPUS and (counted := _count_gpus(value, here[0], subject, values)) is not None:
+        return counted
     if any(_names(found, value) for found in in_force.values()):
         return Check(_LAUNCHER, variable.name, "ok", f"{value}: sets {', '.join(here)}")
     text = "; ".join(f"{path} is {found}" for path, found in in_force.items())
     way_out = "only --env=qwen3vl and --env=cluster read it, and --params comes before it"
     return Check(_LAUNCHER, variable.name, "warning", f"{value}: changes nothing, {text}", way_out)
+
+
+def _count_gpus(value: str, path: str, subject: Subject, values: Mapping[str, Any]) -> Check | None:
+    """Whether so many GPUs are taken; None: as many as the parameter says."""
+    options = subject.options
+    if options.placement != "ray":
+        first = _value_at(values, path.replace("server.count", "server.first_gpu"))
+        return _check_gpus(value, path, _value_at(values, path), first)
+    servers = _gpus_apart(options)
+    if not servers:
+        return None
+    used = options.processes + servers
+    state: State = "ok" if value == str(used) else "warning"
+    text = f"{value}: {options.processes} ranks and servers on {servers} GPUs of their own take {used}"
+    way_out = f"lower {subject.run}.processes or rollout.server.count, or let them take turns (colocated=true)"
+    return Check(_LAUNCHER, NUM_GPUS, state, text, "" if state == "ok" else way_out)
+
+
+def _gpus_apart(options: TrainOptions) -> int:
+    """GPUs that servers in a Ray cluster take beside those of the ranks."""
+    server = options.rollout.server
+    return server.count * server.tensor_parallel if options.places_servers and not server.colocated else 0
 
 
 def _check_external_ray(value: str, subject: Subject) -> Check:
@@ -261,6 +282,10 @@ def check_ray(options: TrainOptions) -> Check:
     who = f"{options.processes} ranks"
     if options.rollout.workers:
         who += f" and {options.rollout.workers} rollout workers"
+    if options.places_servers:
+        server = options.rollout.server
+        where = "on the ranks' GPUs" if server.colocated else f"of {server.tensor_parallel} GPUs"
+        who += f" and {server.count} servers {where if server.device == 'cuda' else 'on the CPU'}"
     where = f"{who} in the cluster at {address}" if address else f"{who} in a cluster of this machine alone"
     return Check("machine", "Ray", "ok", f"{version}: {where}, ray.strategy={options.ray.strategy}")
 

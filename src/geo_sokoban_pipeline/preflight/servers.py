@@ -230,6 +230,9 @@ def check_sampling_servers(
     if server.mode == "attach":
         server.api_key()
         return [*found, _note_images(name)]
+    if options.places_servers:
+        text = f"{name}.python={server.python}: on the nodes of a Ray cluster, where each server looks for it"
+        return [*found, Check(_SAMPLING, "environment", "skipped", text)]
     versions = read_versions(server)
     if versions is None:
         text = f"{name}.python={server.python}: no working interpreter"
@@ -254,6 +257,8 @@ def check_launch(run: str, options: TrainOptions) -> list[Check]:
         return []
     if server.mode == "attach":
         server.api_key()
+        return []
+    if options.places_servers:
         return []
     if shutil.which(str(Path(server.python).expanduser())) is None:
         text = f"{name}.python={server.python}: no working interpreter"

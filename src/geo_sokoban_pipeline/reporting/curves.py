@@ -33,6 +33,7 @@ _HEALTH = (
     ("perf/tokens_per_second", "Rollout speed", "tokens per second, images included"),
     ("perf/memory_gb", "Memory", "GB, of all processes of the run"),
     ("perf/restarts", "Restarts", "times that ranks in a Ray cluster were lost and the iteration began again"),
+    ("perf/missing_ranks", "Missing ranks", "for which the Ray cluster had no place; the others do their work"),
 )
 _PARTS = ("final", "warm", "greedy", "legal", "solver", "random")  # colours of the parts of a reward
 _LENGTH = "rollout/response_len/"

@@ -137,11 +137,14 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         # Everything that holds state; closed in reverse order.
         progress = owned.enter_context(track("GRPO", loop.iterations, first))
         threads = prepare_process(options.threads)
-        layout = layout_of(options, threads)
         freeze_survivors()
-        compare_layout(manifest, layout)
         policy = load_driver_policy(options, inputs.policy.path)
         workers = owned.enter_context(open_worker_group(policy, options))
+        wanted = options.processes
+        if workers is not None:
+            options = workers.options
+        layout = layout_of(options, threads)
+        compare_layout(manifest, layout)
         temperature = options.rollout.sampling.temperature
         backend = build_backend(policy, options.optimizer, temperature, workers, options.megatron_layout)
         owned.callback(backend.close)
@@ -240,6 +243,8 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 row["perf/eval_time"] = validating.seconds
             if restarts and iteration == first:
                 row["perf/restarts"] = restarts
+            if options.processes < wanted:
+                row["perf/missing_ranks"] = wanted - options.processes
             row["perf/step_time"] = time.perf_counter() - began
             # A row is stored before its own saving ends, so it has the saving times of the previous iteration.
             row |= {

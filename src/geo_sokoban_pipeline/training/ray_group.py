@@ -1,22 +1,31 @@
 """Workers that are all actors of a Ray cluster; the driver has no weights and computes no step.
 
-They get policy and own code through Ray's object store, so they need none of the driver's files.
+They get policy and own code through Ray's object store, so they need none of the driver's files. Where the cluster has
+too little place for all of them, the group is smaller if `ray.min_processes` allows it.
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.links import Conversation, Link
-from geo_sokoban_pipeline.distributed.ray_placement import RayLink, RayRanks, connected, gpus_of_a_rank
+from geo_sokoban_pipeline.distributed.ray_placement import (
+    NoPlaceError,
+    RankPlace,
+    RayLink,
+    RayRanks,
+    connected,
+    gpus_of_a_rank,
+)
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.episode import RolloutSettings
@@ -24,7 +33,12 @@ from geo_sokoban_pipeline.runs.own_code import own_files
 from geo_sokoban_pipeline.tasks import registered_here
 from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, OpenMeeting, Worker
 
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
+
+logger = logging.getLogger(__name__)
 Renamed = TypeVar("Renamed", TrainOptions, RolloutSettings)
+_SHORT = 10.0  # seconds in which fewer ranks than wanted find their places, when the cluster has been waited for
 
 
 class RayWorkers:
@@ -34,6 +48,8 @@ class RayWorkers:
         policy: of the driver; where it is empty, the workers get the weights of its folder, else its own.
 
     Attributes:
+        options: with the number of workers that there are.
+        launcher: of servers, with which the workers may take turns; None: Ray places none.
         weights: folder from which the workers read what they hold of the weights; None: they have them.
         code: of the user, as the workers have it.
 
@@ -42,9 +58,8 @@ class RayWorkers:
     """
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
-        self._size = options.processes
         with ExitStack() as opened:
-            opened.enter_context(connected(options.ray, self._size + (options.rollout.workers or 0)))
+            opened.enter_context(connected(options.ray, _actors(options)))
             folder = policy.folder
             if not policy.is_empty:
                 folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
@@ -54,15 +69,45 @@ class RayWorkers:
             gpus = gpus_of_a_rank(options.ray, options.policy.device)
             self._device = "cuda" if gpus else "cpu"
             self.code = OwnCode.of(options)
-            chosen = options.policy.model_copy(update={"device": self._device})
-            own = self.code.renamed(options.model_copy(update={"policy": chosen}))
-            is_shared = options.shares_weights
-            self.weights = folder if is_shared else None
-            build = replace(Blueprint.of(policy, own), folder=None, is_empty=is_shared)
-            self.ranks = RayRanks(self._size, build, options.ray, gpus, self.code.files, self.code.imports)
+            self.options, self.ranks = self._place(policy, options, gpus)
             opened.callback(self.ranks.close)
+            self.weights = folder if self.options.shares_weights else None
+            self.launcher: Launcher | None = None
+            if self.options.places_servers:
+                places = self.ranks.places if self.options.rollout.server.colocated else None
+                self.launcher = opened.enter_context(servers_of_ray(self.options, places))
             self._has_joined = False
             self._owned = opened.pop_all()
+
+    def _place(self, policy: Policy, options: TrainOptions, gpus: int) -> tuple[TrainOptions, RayRanks]:
+        """The ranks, and options with their number.
+
+        Raises:
+            NoPlaceError: there is no place for as many as allowed.
+        """
+        chosen = options.model_copy(update={"policy": options.policy.model_copy(update={"device": self._device})})
+        for found in sizes(options):
+            own = self.code.renamed(chosen.with_processes(found.processes))
+            build = replace(Blueprint.of(policy, own), folder=None, is_empty=found.shares_weights)
+            is_first = found.processes == options.processes
+            patience = options.ray.patience if is_first else min(_SHORT, options.ray.patience)
+            ray = options.ray.model_copy(update={"patience": patience})
+            try:
+                ranks = RayRanks(found.processes, build, ray, gpus, self.code.files, self.code.imports)
+            except NoPlaceError as error:
+                if found.processes == (options.ray.min_processes or options.processes):
+                    raise
+                logger.debug("%s", error)
+                continue
+            if not is_first:
+                logger.warning(
+                    "the cluster has place for %d of %d ranks, which go on alone (ray.min_processes=%d)",
+                    found.processes,
+                    options.processes,
+                    options.ray.min_processes,
+                )
+            return found, ranks
+        raise AssertionError("the smallest group was refused or placed")
 
     def joined(self) -> RayRanks:
         """The ranks, which have joined each other and have their weights."""
@@ -71,8 +116,8 @@ class RayWorkers:
         ranks, is_empty = self.ranks, self.weights is not None
         if not is_empty:
             ranks.read(self._source, ReadWeights, 1)
-        port: int = ranks.run([OpenMeeting(self._size, ranks.host)])[0]
-        join = JoinGroup(0, self._size, port, is_empty, self._device, ranks.host)
+        port: int = ranks.run([OpenMeeting(ranks.size, ranks.host)])[0]
+        join = JoinGroup(0, ranks.size, port, is_empty, self._device, ranks.host)
         ranks.run(
             [
                 replace(join, rank=rank, address=None if ranks.is_on_one_machine else place.address)
@@ -85,6 +130,36 @@ class RayWorkers:
     def close(self) -> None:
         """End the workers, and the cluster where it was started for them."""
         self._owned.close()
+
+
+def sizes(options: TrainOptions) -> Iterator[TrainOptions]:
+    """Options with every number of ranks that is allowed, the largest first."""
+    fewest = options.ray.min_processes or options.processes
+    for processes in range(options.processes, fewest - 1, -options.rank_unit):
+        yield options.with_processes(processes)
+
+
+@contextmanager
+def servers_of_ray(options: TrainOptions, beside: Sequence[RankPlace] | None = None) -> Iterator[Launcher | None]:
+    """What launches servers in the Ray cluster, for the `with` block; they end with it. None: Ray places none.
+
+    Args:
+        beside: places of ranks with which the servers take turns. None: they have GPUs of their own.
+    """
+    if not options.places_servers:
+        yield None
+        return
+    from geo_sokoban_pipeline.distributed.ray_servers import RayServers
+
+    with connected(options.ray, options.rollout.server.count), closing(RayServers(options.ray, beside)) as servers:
+        yield servers.launcher
+
+
+def _actors(options: TrainOptions) -> int:
+    """Actors that need resources of their own at the same time."""
+    server = options.rollout.server
+    apart = server.count if options.places_servers and not server.colocated else 0
+    return options.processes + (options.rollout.workers or 0) + apart
 
 
 @dataclass(frozen=True)

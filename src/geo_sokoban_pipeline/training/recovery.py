@@ -7,9 +7,11 @@ file of an iteration is.
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,18 @@ def attempts(
         yield resume, lost, attempt()
 
 
-def restarting(options: TrainOptions, stored: str) -> Iterator[AbstractContextManager[None]]:
+@dataclass
+class Losses:
+    """What a piece of work has lost.
+
+    Attributes:
+        count: how often its ranks were lost since something of it was stored; the work sets it back to 0.
+    """
+
+    count: int = 0
+
+
+def restarting(options: TrainOptions, stored: str) -> Iterator[AbstractContextManager[Losses]]:
     """Contexts for one piece of work, another one each time that it has lost its ranks: `for one in …: with one: …`.
 
     Args:
@@ -67,17 +80,17 @@ def restarting(options: TrainOptions, stored: str) -> Iterator[AbstractContextMa
     Raises:
         DeadRankError: within a context: more ranks were lost than `ray.max_restarts` allows.
     """
-    lost, again = 0, True
+    losses, again = Losses(), True
 
     @contextmanager
-    def attempt() -> Iterator[None]:
-        nonlocal lost, again
+    def attempt() -> Iterator[Losses]:
+        nonlocal again
         again = False
         try:
-            yield
+            yield losses
         except DeadRankError as error:
-            lost, again = lost + 1, True
-            _note_loss(error, lost, options, stored)
+            losses.count, again = losses.count + 1, True
+            _note_loss(error, losses.count, options, stored)
 
     while again:
         yield attempt()
@@ -103,7 +116,7 @@ def written_ahead(
 
         def move(folder: Path) -> Filled:
             for path in sorted(Path(made).iterdir()):
-                path.replace(folder / path.name)
+                shutil.move(path, folder / path.name)  # a rename, unless a mount lies between
             return filled
 
         yield move

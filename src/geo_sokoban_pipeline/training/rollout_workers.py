@@ -55,6 +55,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
     from geo_sokoban_pipeline.rollout.engines.sglang.following import ServerPlace
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,7 @@ class RolloutWorkers:
     Args:
         policy: of the driver; its weights are sent by `update_weights`.
         options: of the run.
+        launcher: of servers; None: they are launched on this machine.
 
     Attributes:
         in_process: see `EngineControl`; False: weights are sent.
@@ -180,7 +182,7 @@ class RolloutWorkers:
 
     in_process = False
 
-    def __init__(self, policy: Policy, options: TrainOptions) -> None:
+    def __init__(self, policy: Policy, options: TrainOptions, launcher: Launcher | None = None) -> None:
         self.version = 0
         in_ray = self._in_ray = RayStart(options) if options.placement == "ray" else None
         self._policy, self._options = policy, options if in_ray is None else in_ray.options
@@ -209,8 +211,9 @@ class RolloutWorkers:
         try:
             if options.rollout.engine == "sglang":
                 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+                from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
 
-                self._servers = SglangEngine(policy, options.rollout.server)
+                self._servers = SglangEngine(policy, options.rollout.server, launcher or HERE)
             for number in range(self._count):
                 self._seats.append(_Seat(number, self._start_worker(number)))
         except BaseException:
@@ -525,9 +528,10 @@ class RolloutSide:
 @contextmanager
 def open_rollouts(policy: Policy, options: TrainOptions, ranks: WorkerGroup | None) -> Iterator[RolloutSide]:
     """What rolls out, for the `with` block: an engine here, one in each rank, servers, or rollout workers."""
+    launcher = None if ranks is None else ranks.launcher
     if options.rollout.workers is None:
-        with closing(build_engine(policy, options.rollout)) as engine:
+        with closing(build_engine(policy, options.rollout, launcher)) as engine:
             yield RolloutSide(engine, None if ranks is None or not engine.in_process else ranks.rollout)
     else:
-        with closing(RolloutWorkers(policy, options)) as workers:
+        with closing(RolloutWorkers(policy, options, launcher)) as workers:
             yield RolloutSide(workers, workers.rollout, workers)

@@ -143,7 +143,8 @@ class _Validator:
         takes_turns = self._options.rollout.takes_turns
         if takes_turns:
             backend.sleep()
-        with closing(build_engine(self._policy, self._options.rollout)) as engine:
+        launcher = None if self._workers is None else self._workers.launcher
+        with closing(build_engine(self._policy, self._options.rollout, launcher)) as engine:
             sync_weights(engine, backend, self._workers, step)
             rollout_fn = None if self._workers is None or not engine.in_process else self._workers.rollout
             _, metrics = validate_policy(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -28,6 +28,9 @@ from geo_sokoban_pipeline.training.sharding import shard_groups
 from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, Rollout, UpdateWeights, Worker, model_tensors
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
+
 Result = TypeVar("Result")
 
 
@@ -42,6 +45,7 @@ class WorkerGroup:
 
     Attributes:
         size: number of ranks.
+        options: of the run, with the number of ranks that there are.
         before_rollout: set by a backend whose weights are sharded.
         own: the worker of rank 0, in this process.
         weights: folder from which the ranks read what they hold of the weights; None: they have them.
@@ -73,6 +77,11 @@ class WorkerGroup:
     def drives_a_rank(self) -> bool:
         """Whether rank 0 is this process."""
         return True
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """Of servers that sample; None: they are launched on this machine."""
+        return None
 
     @property
     def is_open(self) -> bool:
@@ -208,21 +217,26 @@ class WorkerGroup:
 
 
 class RayWorkerGroup(WorkerGroup):
-    """`options.processes` workers in a Ray cluster; the driver is none of them.
+    """`options.processes` workers in a Ray cluster, or as few as `ray.min_processes`; the driver is none of them.
 
     Raises:
         RankError, ValueError: as `RayWorkers`.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
-        self._prepare(policy, options)
         self._workers = RayWorkers(policy, options)
+        self._prepare(policy, self._workers.options)
         self.weights = self._workers.weights
 
     @property
     def drives_a_rank(self) -> bool:
         """Whether rank 0 is this process."""
         return False
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """See `WorkerGroup`."""
+        return self._workers.launcher
 
     @property
     def is_open(self) -> bool:

@@ -85,7 +85,7 @@ def continue_sft(
     A generator: Kedro saves what it yields while the ranks still hold their parts of the state.
     """
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
-    from geo_sokoban_pipeline.training.recovery import restarting
+    from geo_sokoban_pipeline.training.recovery import restarting, written_ahead
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
     from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
@@ -109,9 +109,10 @@ def continue_sft(
                 "budget": planned["budget"],
                 "cpu_seconds": history[-1]["cpu_seconds"],
                 "history": history,
-                **layout_of(options, threads),
+                **layout_of(options if workers is None else workers.options, threads),
             }
-            yield CheckpointWriter(backend, entries)
+            with written_ahead(CheckpointWriter(backend, entries), start.path.parent, workers) as writer:
+                yield writer
 
 
 def evaluate_control(
@@ -124,18 +125,21 @@ def evaluate_control(
 ) -> dict[str, Any]:
     """The control on the evaluation prompts, in the way of the run's own policies."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
+    from geo_sokoban_pipeline.training.ray_group import servers_of_ray
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
     prepare_process(options.threads)
-    summary, _ = evaluate_policies(
-        f"control_{options.task}",
-        seed,
-        {f"control_{control.imitate}": policy},
-        read_rows(eval_prompts),
-        options,
-        baselines=False,
-        ablations=False,
-    )
+    with servers_of_ray(options) as launcher:
+        summary, _ = evaluate_policies(
+            f"control_{options.task}",
+            seed,
+            {f"control_{control.imitate}": policy},
+            read_rows(eval_prompts),
+            options,
+            baselines=False,
+            ablations=False,
+            launcher=launcher,
+        )
     return {**summary, "data_id": identity["id"], "source": control.source.model_dump()}
 
 

@@ -54,11 +54,12 @@ def collect_trajectories(
     """Roll out iterations with a stored policy; one yield each.
 
     With a checkpoint of the training run, its data cursor is used too: the iteration after it is rolled out as in the
-    loop.
+    loop. An iteration whose ranks are lost begins again; those before it are stored.
     """
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+    from geo_sokoban_pipeline.training.recovery import restarting
     from geo_sokoban_pipeline.training.rollout_workers import open_rollouts
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import open_worker_group
@@ -75,24 +76,30 @@ def collect_trajectories(
         manifest = source.manifest
         policy = load_as(settings.policy, source.path)
     first = int(manifest.get("policy_version", 0))
-    sampler = build_sampler(rows, settings, seed, manifest.get("sampler"))
+    following, cursor = first, manifest.get("sampler")
     yield Rewind(-1), Rewind(-1)
-    with ExitStack() as owned:
-        # Servers and rollout workers roll out for all processes; in a Ray cluster workers need its connection.
-        needs_ranks = settings.ranks_roll_out or settings.placement == "ray"
-        workers = owned.enter_context(open_worker_group(policy, settings)) if needs_ranks else None
-        rolling = owned.enter_context(open_rollouts(policy, settings, workers))
-        engine, run = rolling.engine, f"rollout_{settings.task}"
-        collector = Collector(run, seed, settings, rows, policy, engine, rolling.function, rolling.take_metrics)
-        for iteration in range(first, first + options.iterations):
-            engine.update_weights(None, first)
-            if workers is not None and settings.ranks_roll_out:
-                workers.update_weights(first)
-            trajectories, metrics = collector.collect(iteration, sampler)
-            row = {"iteration": iteration, "policy_version": first, **metrics}
-            chunk = name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
-            yield chunk
-            release(chunk)
+    for attempt in restarting(settings, "the iteration begins again"):
+        with attempt as losses, ExitStack() as owned:
+            # Servers and rollout workers roll out for all processes; in a Ray cluster they need its connection.
+            needs_ranks = settings.ranks_roll_out or settings.placement == "ray"
+            workers = owned.enter_context(open_worker_group(policy, settings)) if needs_ranks else None
+            rolling = owned.enter_context(open_rollouts(policy, settings, workers))
+            engine, run = rolling.engine, f"rollout_{settings.task}"
+            sampler = build_sampler(rows, settings, seed, cursor)
+            collector = Collector(run, seed, settings, rows, policy, engine, rolling.function, rolling.take_metrics)
+            for iteration in range(following, first + options.iterations):
+                logger.debug("iteration %d: collect", iteration)
+                engine.update_weights(None, first)
+                if workers is not None and settings.ranks_roll_out:
+                    workers.update_weights(first)
+                trajectories, metrics = collector.collect(iteration, sampler)
+                row = {"iteration": iteration, "policy_version": first, **metrics}
+                if losses.count:
+                    row["perf/restarts"] = losses.count
+                chunk = name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
+                yield chunk
+                release(chunk)
+                following, cursor, losses.count = iteration + 1, sampler.state(), 0
 
 
 def update_on_stored(
@@ -105,11 +112,13 @@ def update_on_stored(
 ) -> Iterator[tuple[Any, ...]]:
     """Train on the trajectories of one stored iteration k, from checkpoint k − 1 or the starting policy.
 
-    The result is checkpoint k of that run, bit for bit, where its settings are the same.
+    The result is checkpoint k of that run, bit for bit, where its settings are the same. Where ranks are lost, all of
+    it begins again.
     """
     from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
+    from geo_sokoban_pipeline.training.recovery import restarting, written_ahead
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
     from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
@@ -120,30 +129,35 @@ def update_on_stored(
     whole(files, f"update_{settings.task}", tokens=True, groups=True)
     start = start_policy()
     policy = load_driver_policy(settings, start.path)
-    trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
-    with open_worker_group(policy, settings) as workers:
-        temperature = settings.rollout.sampling.temperature
-        backend = build_backend(policy, settings.optimizer, temperature, workers, settings.megatron_layout)
-        if iteration > 0:
-            backend.load_state(start.path)
-        needs_reference = settings.grpo.kl_coefficient > 0
-        reference = build_scorer(reference_policy(), settings, workers) if needs_reference else None
-        metrics = update_policy(
-            trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
-        )
-        entries = {
-            "iteration": iteration,
-            "policy_version": iteration + 1,
-            "source": options.source.model_dump(),
-            "started_from": hash_files(start.manifest["files"]),
-            **layout_of(settings, threads),
-        }
-        row = {"iteration": iteration, "policy_version": iteration, **metrics}
-        name = partition(iteration)
-        yield Rewind(-1), Rewind(-1)
-        yield {name: row}, {name: NewCheckpoint(CheckpointWriter(backend, entries))}
+    for attempt in restarting(settings, "the update begins again"):
+        with attempt as losses, open_worker_group(policy, settings) as workers:
+            trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
+            temperature = settings.rollout.sampling.temperature
+            backend = build_backend(policy, settings.optimizer, temperature, workers, settings.megatron_layout)
+            if iteration > 0:
+                backend.load_state(start.path)
+            needs_reference = settings.grpo.kl_coefficient > 0
+            reference = build_scorer(reference_policy(), settings, workers) if needs_reference else None
+            logger.debug("iteration %d: update", iteration)
+            metrics = update_policy(
+                trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
+            )
+            entries = {
+                "iteration": iteration,
+                "policy_version": iteration + 1,
+                "source": options.source.model_dump(),
+                "started_from": hash_files(start.manifest["files"]),
+                **layout_of(settings if workers is None else workers.options, threads),
+            }
+            row = {"iteration": iteration, "policy_version": iteration, **metrics}
+            if losses.count:
+                row["perf/restarts"] = losses.count
+            name = partition(iteration)
+            with written_ahead(CheckpointWriter(backend, entries), start.path.parent, workers) as writer:
+                yield Rewind(-1), Rewind(-1)
+                yield {name: row}, {name: NewCheckpoint(writer)}
 
 
 def evaluate_stored(
@@ -158,20 +172,23 @@ def evaluate_stored(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
+    from geo_sokoban_pipeline.training.ray_group import servers_of_ray
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
     source, training = options.source, read_rows(prompts)
     check_prompts(trained_on(), source, training)
     prepare_process(settings.threads)
     name = f"{source.run_id}@{source.checkpoint}"
-    summary, played = evaluate_policies(
-        f"evaluate_{settings.task}",
-        seed,
-        {name: policy_of()},
-        read_rows(eval_prompts),
-        settings,
-        training=training,
-    )
+    with servers_of_ray(settings) as launcher:
+        summary, played = evaluate_policies(
+            f"evaluate_{settings.task}",
+            seed,
+            {name: policy_of()},
+            read_rows(eval_prompts),
+            settings,
+            training=training,
+            launcher=launcher,
+        )
     return {**summary, "data_id": identity["id"], "source": source.model_dump()}, played
 
 

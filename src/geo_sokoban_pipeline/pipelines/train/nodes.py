@@ -84,7 +84,8 @@ def warm_start(
             except DivergedError as error:
                 section = f"train_{options.task}.warm_start"
                 raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error
-            entries = {"fingerprint": wanted, "history": history, **layout_of(options, threads)}
+            layout = layout_of(options if workers is None else workers.options, threads)
+            entries = {"fingerprint": wanted, "history": history, **layout}
             with written_ahead(CheckpointWriter(backend, entries), base.path.parent, workers) as writer:
                 yield writer
 

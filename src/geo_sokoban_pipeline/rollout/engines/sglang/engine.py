@@ -29,7 +29,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     ServerLost,
     WrongServer,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server, pause_before
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE, Fleet, Launcher, Server, pause_before
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, make_tag, write_folder
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
     ModelLimits,
@@ -48,6 +48,7 @@ class SglangEngine:
     Args:
         policy: its folder launches the servers, and its model gives the weights.
         options: of the servers.
+        launcher: of servers that are launched.
 
     Raises:
         ServerLost: a server does not start.
@@ -57,8 +58,9 @@ class SglangEngine:
     name = "sglang"
     in_process = False
 
-    def __init__(self, policy: Policy, options: ServerOptions) -> None:
+    def __init__(self, policy: Policy, options: ServerOptions, launcher: Launcher = HERE) -> None:
         self.policy = policy
+        self._launcher = launcher
         self.version = 0
         self._options = options
         self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_weights_", dir=options.update_folder)
@@ -89,7 +91,7 @@ class SglangEngine:
         self._dispatcher = Dispatcher(self._fleet, self.limits, self._versions.__getitem__)
 
     def _make_fleet(self) -> Fleet:
-        return Fleet(self._options, self.policy)
+        return Fleet(self._options, self.policy, self._launcher)
 
     @property
     def tag(self) -> str:

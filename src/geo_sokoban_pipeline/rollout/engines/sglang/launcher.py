@@ -1,7 +1,7 @@
 """Launches servers and the router in front of them: command, environment, port and process.
 
 A launched program runs under a supervisor (`processes.supervise`), which ends it and all its descendants when this
-process ends in any way. `LaunchedServer` can be restarted; `servers` decides when.
+process ends in any way. A server can be restarted; `servers` decides when.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
@@ -32,30 +34,101 @@ _TAIL_LINES, _TAIL_BYTES = 15, 16_384
 _MARGIN = 15.0  # seconds for the supervisor, on top of the program's grace
 
 
-class LaunchedServer:
-    """A server that this process launches and can restart.
-
-    Args:
-        number: of the server, from 0.
+class OwnServer(Protocol):
+    """A server that this run starts, restarts and ends, wherever its process is.
 
     Attributes:
+        number: of the server, from 0.
         released: memory that its process has given up; doing so twice, or taking it back twice, would end it.
     """
 
-    def __init__(self, options: ServerOptions, policy: Policy, number: int) -> None:
+    options: ServerOptions
+    number: int
+    released: set[str]
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server on its machine; 0: it has none."""
+
+    @property
+    def log(self) -> Path:
+        """Log file of its output, on its machine."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+
+    def start(self, *, same_port: bool = True) -> None:
+        """Start or restart the server; returns before it is ready.
+
+        Args:
+            same_port: keep the previous port; False takes a free one unless the options name the ports.
+
+        Raises:
+            ServerLost: it cannot be started.
+        """
+
+    def lost(self) -> str | None:
+        """Why its process has ended, with the last log lines; None while it runs."""
+
+    def found_port_taken(self) -> bool:
+        """Whether the process exited because its port was taken."""
+
+    def end(self) -> None:
+        """End the server; it cannot be started again."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What the command of a server takes of its policy; picklable.
+
+    Attributes:
+        dtype: of the policy.
+        longest: tokens of its longest conversation.
+        bias: default logit bias of requests.
+    """
+
+    dtype: str
+    longest: int
+    bias: Mapping[str, float]
+
+    @classmethod
+    def of(cls, policy: Policy) -> ServedModel:
+        """Of a policy, which may be empty."""
+        dtype = str(policy.model.dtype).removeprefix("torch.")
+        longest = int(policy.model.config.text_config.max_position_embeddings)
+        return cls(dtype, longest, ban(policy.banned_ids.tolist()))
+
+
+class ServerProgram:
+    """A server as a process below this one; see `OwnServer`.
+
+    Args:
+        folder: of the policy.
+        logs: folder of its log.
+        gpu: number of its first GPU, of those that it sees. None: it follows from the options.
+        variables: from which its environment is made. None: those of this process.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        model: ServedModel,
+        folder: Path,
+        number: int,
+        logs: Path,
+        gpu: int | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.options = options
         self.number = number
         self.released: set[str] = set()
-        self._dtype = str(policy.model.dtype).removeprefix("torch.")
-        self._longest = int(policy.model.config.text_config.max_position_embeddings)
-        self._bias = ban(policy.banned_ids.tolist())
-        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_server_")
-        self._folder = Path(self._scratch.name) / "policy"
-        self._folder.mkdir()
-        if policy.folder is not None and policy.folder.is_dir():
-            link_policy(policy.folder, {})(self._folder)
-        else:
-            save_policy(policy, self._folder)
+        self._model, self._folder, self._logs, self._gpu = model, folder, logs, gpu
+        self._variables = os.environ if variables is None else variables
         self._process: ServerProcess | None = None
         # Two threads may start and end the server at once; after `end` no start has an effect.
         self._lock = threading.Lock()
@@ -75,8 +148,7 @@ class LaunchedServer:
     @property
     def log(self) -> Path:
         """Log file of its output."""
-        folder = Path(self.options.log_folder) if self.options.log_folder is not None else Path(self._scratch.name)
-        return folder / f"server_{self.number}.log"
+        return self._logs / f"server_{self.number}.log"
 
     @property
     def alive(self) -> bool:
@@ -99,10 +171,18 @@ class LaunchedServer:
             if not same_port and self.options.ports is None:
                 self.port = find_ports(self.options.host, 1)[0]
             _check_start(self.options, self.port)
+            model = self._model
             command = server_command(
-                self.options, self._folder, self._dtype, self._longest, self.port, self.number, self._bias
+                self.options,
+                self._folder,
+                model.dtype,
+                model.longest,
+                self.port,
+                self.number,
+                model.bias,
+                gpu=self._gpu,
             )
-            environment = server_environment(self.options, os.environ)
+            environment = server_environment(self.options, self._variables)
             self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
             self.released.clear()
 
@@ -121,12 +201,31 @@ class LaunchedServer:
         with self._lock:
             self._ended = True
             self._end_process()
-            self._scratch.cleanup()
 
     def _end_process(self) -> None:
         if self._process is not None:
             self._process.end()
             self._process = None
+
+
+class LaunchedServer(ServerProgram):
+    """A server that this process launches from a policy."""
+
+    def __init__(self, options: ServerOptions, policy: Policy, number: int) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_server_")
+        folder = Path(self._scratch.name) / "policy"
+        folder.mkdir()
+        if policy.folder is not None and policy.folder.is_dir():
+            link_policy(policy.folder, {})(folder)
+        else:
+            save_policy(policy, folder)
+        logs = Path(self._scratch.name if options.log_folder is None else options.log_folder)
+        super().__init__(options, ServedModel.of(policy), folder, number, logs)
+
+    def end(self) -> None:
+        """See `OwnServer`."""
+        super().end()
+        self._scratch.cleanup()
 
 
 class LaunchedRouter:
@@ -237,7 +336,15 @@ def kind_of(options: ServerOptions, policy: Policy) -> str:
 
 
 def server_command(
-    options: ServerOptions, folder: Path, dtype: str, longest: int, port: int, number: int, bias: Mapping[str, float]
+    options: ServerOptions,
+    folder: Path,
+    dtype: str,
+    longest: int,
+    port: int,
+    number: int,
+    bias: Mapping[str, float],
+    *,
+    gpu: int | None = None,
 ) -> list[str]:
     """Command of server `number`.
 
@@ -246,7 +353,10 @@ def server_command(
         dtype: of the policy; used if the options name none.
         longest: tokens of the longest conversation of the policy's model.
         bias: default logit bias of requests, because the router removes it from them.
+        gpu: number of the first GPU. None: servers follow each other from `first_gpu` on.
     """
+    if gpu is None:
+        gpu = options.first_gpu + number * options.tensor_parallel
     flags: dict[str, object | None] = {
         "--model-path": folder,
         "--host": options.host,
@@ -261,7 +371,7 @@ def server_command(
         "--attention-backend": options.attention_backend,
         "--mm-attention-backend": options.mm_attention_backend,
         "--preferred-sampling-params": json.dumps({"logit_bias": dict(bias)}),
-        "--base-gpu-id": (options.first_gpu + number * options.tensor_parallel if options.device == "cuda" else None),
+        "--base-gpu-id": gpu if options.device == "cuda" else None,
     }
     words = [str(_interpreter(options)), "-m", "sglang.launch_server"]
     words += [str(word) for name, value in flags.items() if value is not None for word in (name, value)]

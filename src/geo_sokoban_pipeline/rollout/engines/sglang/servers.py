@@ -3,7 +3,8 @@
 Every server has the current weights before it gets a request, also after a restart. The request that finds a server
 lost restarts it, while the other requests wait. Launched servers outlive engines: a run makes several engines
 (validations of the warm start, the loop, the evaluation), and a server takes a minute to start, so an engine's servers
-become idle and the next engine of this process takes them over. They end with the process.
+become idle and the next engine of this process takes them over. They end with the process, those in a Ray cluster with
+the connection to it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import atexit
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -32,7 +34,12 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     WrongServer,
     inspect_server,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter, LaunchedServer, kind_of
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
+    LaunchedRouter,
+    LaunchedServer,
+    OwnServer,
+    kind_of,
+)
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import Receiver, WeightSet, send_weights, weights_of
 
 logger = logging.getLogger(__name__)
@@ -56,10 +63,10 @@ def pause_before(attempt: int, options: FaultOptions) -> float:
 
 
 class Server:
-    """One server, launched by this process or attached.
+    """One server, launched by this run or attached.
 
     Args:
-        launched: a server of this process; None: attached.
+        launched: a server of this run; None: attached.
         url: of an attached server.
         key: API key of an attached server; None: it needs none.
 
@@ -77,7 +84,7 @@ class Server:
         self,
         faults: FaultOptions,
         connections: int,
-        launched: LaunchedServer | None = None,
+        launched: OwnServer | None = None,
         url: str = "",
         key: str | None = None,
     ) -> None:
@@ -184,18 +191,18 @@ class IdleServers:
     """Launched servers that no engine uses, by kind; they run until an engine takes them, or until `end`."""
 
     def __init__(self) -> None:
-        self._servers: dict[str, list[LaunchedServer]] = {}
+        self._servers: dict[str, list[OwnServer]] = {}
 
-    def __iter__(self) -> Iterator[LaunchedServer]:
+    def __iter__(self) -> Iterator[OwnServer]:
         return chain.from_iterable(list(self._servers.values()))
 
-    def add(self, kind: str, server: LaunchedServer) -> None:
+    def add(self, kind: str, server: OwnServer) -> None:
         """Keep a running server for the next engine of its kind."""
         self._servers.setdefault(kind, []).append(server)
 
-    def take(self, kind: str, numbers: Iterable[int]) -> dict[int, LaunchedServer]:
+    def take(self, kind: str, numbers: Iterable[int]) -> dict[int, OwnServer]:
         """Remove and return running servers of a kind by their numbers; those that have exited are ended."""
-        wanted, found, others = set(numbers), dict[int, LaunchedServer](), []
+        wanted, found, others = set(numbers), dict[int, OwnServer](), []
         for server in self._servers.pop(kind, []):
             if not server.alive:
                 server.end()
@@ -219,15 +226,32 @@ IDLE = IdleServers()
 atexit.register(IDLE.end)
 
 
+@dataclass(frozen=True)
+class Launcher:
+    """What starts servers, and keeps those that no engine uses.
+
+    Attributes:
+        server: a server by its number, which is not started yet.
+    """
+
+    server: Callable[[ServerOptions, Policy, int], OwnServer]
+    idle: IdleServers
+
+
+HERE = Launcher(LaunchedServer, IDLE)
+
+
 class Fleet:
     """All servers of an engine; used inside one event loop.
 
     Args:
         policy: the policy that they serve.
+        launcher: of servers that are launched.
     """
 
-    def __init__(self, options: ServerOptions, policy: Policy) -> None:
+    def __init__(self, options: ServerOptions, policy: Policy, launcher: Launcher = HERE) -> None:
         self.options = options
+        self._launcher = launcher
         self.servers: list[Server] = []
         self._policy = policy
         self._weights: WeightSet | None = None
@@ -248,9 +272,9 @@ class Fleet:
         """
         faults, places = self.options.faults, self.options.concurrency
         if self.options.mode == "launch":
-            idle = IDLE.take(self._kind, range(self.options.count))
+            idle = self._launcher.idle.take(self._kind, range(self.options.count))
             launched = [
-                idle.get(number) or LaunchedServer(self.options, self._policy, number)
+                idle.get(number) or self._launcher.server(self.options, self._policy, number)
                 for number in range(self.options.count)
             ]
             self.servers = [Server(faults, places, launched=one) for one in launched]
@@ -398,7 +422,7 @@ class Fleet:
             if server.launched is None:
                 continue
             if server.ready and server.launched.alive and not server.hung.is_set():
-                IDLE.add(self._kind, server.launched)
+                self._launcher.idle.add(self._kind, server.launched)
             else:
                 await asyncio.to_thread(server.launched.end)
 

@@ -1,0 +1,350 @@
+"""SGLang servers as actors of a Ray cluster: Ray assigns each its GPUs, and the actor launches it there.
+
+A server starts from the policy's configuration and tokenizer alone, with arbitrary weights: its engine sends the
+present ones before the first request, as after every restart. It ends with its actor, and the actor with the run.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.config.ray import RayOptions
+from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.distributed.group import LOOPBACK
+from geo_sokoban_pipeline.distributed.launch import DeadRankError
+from geo_sokoban_pipeline.distributed.ray_placement import (
+    PATIENCE,
+    Rank,
+    RankPlace,
+    first_line,
+    reserve,
+    start_actor,
+    start_beside,
+)
+from geo_sokoban_pipeline.policies.policy import Policy, save_encoding
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServedModel, ServerProgram
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import IdleServers, Launcher
+from geo_sokoban_pipeline.runs.policy_folder import link_policy
+
+_FOLDER = "policy"  # of the actor's files
+_ANSWER = 5.0  # seconds in which a living actor says how its server is
+_MARGIN = 30.0  # seconds, on top of a server's grace, in which an actor ends it
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that an actor has started.
+
+    Attributes:
+        url: at which the driver and the rollout workers reach it.
+        refusal: why it was not started; None: it was.
+    """
+
+    url: str = ""
+    pid: int = 0
+    log: Path = Path()
+    refusal: str | None = None
+
+
+class ServerHost(Rank):
+    """The actor of a server, which is a process below it on its node. Several of its calls run at a time."""
+
+    def __init__(self, title: str, files: Mapping[str, bytes], imports: Sequence[str]) -> None:
+        super().__init__(title, files, imports)
+        self._program: ServerProgram | None = None
+
+    def start(
+        self, options: ServerOptions, model: ServedModel, number: int, gpus: Sequence[str] | None, *, same_port: bool
+    ) -> Started:
+        """Start or restart the server; returns before it is ready.
+
+        Args:
+            gpus: ids of those that it computes on. None: those that Ray has assigned to this actor.
+        """
+        if self._program is None:
+            # A server is no process of Ray, and has no business with its token.
+            variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+            if gpus is not None:
+                variables[_VISIBLE] = ",".join(gpus)
+            folder = Path(self._scratch) / _FOLDER
+            self._program = ServerProgram(options, model, folder, number, _own_logs(), 0, variables)
+        try:
+            self._program.start(same_port=same_port)
+        except ServerLost as error:
+            return Started(refusal=str(error))
+        return Started(self._program.url, self._program.pid, self._program.log)
+
+    def lost(self) -> str | None:
+        """See `OwnServer`."""
+        return None if self._program is None else self._program.lost()
+
+    def found_port_taken(self) -> bool:
+        """See `OwnServer`."""
+        return self._program is not None and self._program.found_port_taken()
+
+    def end(self) -> None:
+        """End the server, and remove the actor's folder."""
+        if self._program is not None:
+            self._program.end()
+        self.remove(self._scratch)
+
+
+class RayServer:
+    """A server that an actor launches; see `OwnServer`. Where the actor has ended, a restart places another one.
+
+    Args:
+        placing: of Ray.
+        beside: places of the ranks with which it shares GPUs, all on one node; None: it has GPUs of its own.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        policy: Policy,
+        number: int,
+        placing: RayOptions,
+        beside: Sequence[RankPlace] | None = None,
+    ) -> None:
+        self.options, self.number = options, number
+        self.released: set[str] = set()
+        self._title = f"server {number + 1} of {options.count}"
+        self._placing, self._beside = placing, beside
+        self._model, self._files = ServedModel.of(policy), _plain_files(policy)
+        self._actor: Any = None
+        self._bundles: Any = None
+        self._place: RankPlace | None = None
+        self._started = Started()
+        self._cluster = _connection()
+        self._lock = threading.Lock()  # two threads may start and end it at once
+        self._ended = False
+
+    @property
+    def url(self) -> str:
+        """See `OwnServer`."""
+        return self._started.url
+
+    @property
+    def pid(self) -> int:
+        """See `OwnServer`."""
+        return self._started.pid
+
+    @property
+    def log(self) -> Path:
+        """See `OwnServer`."""
+        return self._started.log
+
+    @property
+    def alive(self) -> bool:
+        """See `OwnServer`."""
+        return self._actor is not None and self.lost() is None
+
+    def start(self, *, same_port: bool = True) -> None:
+        """See `OwnServer`.
+
+        Raises:
+            ServerLost: its interpreter is missing on the node, its port is taken, or the actor has ended meanwhile.
+            RankError: the cluster has not the resources.
+            DeadRankError: the ranks beside it are gone.
+        """
+        import ray
+
+        with self._lock:
+            if self._ended:
+                return
+            if not self._has_actor():
+                self._drop(patient=False)
+                self._find_place()
+            gpus = None if self._beside is None else [gpu for place in self._beside for gpu in place.gpus]
+            try:
+                started = ray.get(
+                    self._actor.start.remote(self._here(), self._model, self.number, gpus or None, same_port=same_port),
+                    timeout=self.options.faults.grace + _MARGIN,
+                )
+            except ray.exceptions.GetTimeoutError as failure:
+                self._drop(patient=False)
+                raise ServerLost(f"{self._title} hangs: its actor did not start it.") from failure
+            except ray.exceptions.RayTaskError:
+                raise
+            except ray.exceptions.RayError as failure:
+                raise ServerLost(f"{self._title} has ended: {first_line(failure)}") from failure
+            if started.refusal is not None:
+                raise ServerLost(f"{self._title} on {self._place and self._place.address}: {started.refusal}")
+            self._started = started
+            self.released.clear()
+
+    def lost(self) -> str | None:
+        """See `OwnServer`; None too while nobody knows whether its node has ended."""
+        return None if self._actor is None else self._ask("lost")
+
+    def found_port_taken(self) -> bool:
+        """See `OwnServer`."""
+        return self._actor is not None and self._ask("found_port_taken") is True
+
+    def end(self) -> None:
+        """See `OwnServer`."""
+        with self._lock:
+            self._ended = True
+            self._drop(patient=True)
+
+    def _ask(self, question: str) -> Any:
+        """What the actor says; the cause if it has ended, None if it is late."""
+        import ray
+
+        if not self._is_connected():
+            return f"{self._title}: the connection to its cluster is closed."
+        try:
+            return ray.get(getattr(self._actor, question).remote(), timeout=_ANSWER)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+            return None
+        except ray.exceptions.RayError as failure:
+            return f"{self._title} has ended: {first_line(failure)}"
+
+    def _has_actor(self) -> bool:
+        """Whether there is an actor that answers."""
+        import ray
+
+        if self._actor is None or not self._is_connected():
+            return False
+        try:
+            ray.get(self._actor.place.remote(), timeout=_ANSWER)
+        except ray.exceptions.RayError:  # a timeout is one too
+            return False
+        return True
+
+    def _is_connected(self) -> bool:
+        return self._cluster is not None and self._cluster == _connection()
+
+    def _find_place(self) -> None:
+        """Start an actor."""
+        import ray
+
+        gpus = self.options.tensor_parallel if self.options.device == "cuda" else 0
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            if self._beside is None:
+                self._bundles = reserve(1, f"{self._title} with", self._placing, gpus)
+                given = (self._title, self._bundles, 0, self._placing, gpus, self._files, ())
+                self._actor = start_actor(ServerHost, *given, calls=4)
+            else:
+                node = self._beside[0].node
+                self._actor = start_beside(ServerHost, self._title, node, self._files, (), calls=4)
+            try:
+                self._place = ray.get(self._actor.place.remote())
+                return
+            except ray.exceptions.RayTaskError:
+                raise
+            except ray.exceptions.RayError as failure:
+                # For some seconds Ray still places actors on a node that has just ended.
+                self._drop(patient=False)
+                if time.monotonic() > deadline:
+                    raise DeadRankError(f"{self._title} has ended: {first_line(failure)}") from failure
+                time.sleep(1.0)
+
+    def _here(self) -> ServerOptions:
+        """Options of the server on its node: there it listens where the others of this cluster reach it."""
+        import ray
+
+        assert self._place is not None
+        is_alone = sum(node["Alive"] for node in ray.nodes()) == 1
+        python = self.options.python
+        if not python.startswith("~"):
+            python = str(Path(python).absolute())
+        # It gets the present weights before the first request.
+        arguments = (*self.options.extra_arguments, "--load-format", "dummy")
+        host = LOOPBACK if is_alone else self._place.address
+        return self.options.model_copy(update={"host": host, "python": python, "extra_arguments": arguments})
+
+    def _drop(self, *, patient: bool) -> None:
+        """End the actor and with it the server; free what it took."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        actor, self._actor = self._actor, None
+        bundles, self._bundles = self._bundles, None
+        if actor is None or not self._is_connected():
+            return
+        if patient:
+            with suppress(ray.exceptions.RayError):  # of an actor that is gone
+                ray.get(actor.end.remote(), timeout=self.options.faults.grace + _MARGIN)
+        ray.kill(actor)
+        if bundles is not None:
+            remove_placement_group(bundles)
+
+
+class RayServers:
+    """Starts servers in the cluster to which this process is connected, and ends them before the connection does.
+
+    Args:
+        placing: of Ray.
+        ranks: places of the ranks with which the servers take turns, in order; server n shares the GPUs of the ranks
+            from n · `tensor_parallel` on. None: servers have GPUs of their own.
+    """
+
+    def __init__(self, placing: RayOptions, ranks: Sequence[RankPlace] | None = None) -> None:
+        self._placing, self._ranks = placing, ranks
+        self._idle = IdleServers()
+        self.launcher = Launcher(self._server, self._idle)
+
+    def close(self) -> None:
+        """End the servers that no engine uses."""
+        self._idle.end()
+
+    def _server(self, options: ServerOptions, policy: Policy, number: int) -> RayServer:
+        beside = None if self._ranks is None else shared_ranks(self._ranks, options, number)
+        return RayServer(options, policy, number, self._placing, beside)
+
+
+def shared_ranks(ranks: Sequence[RankPlace], options: ServerOptions, number: int) -> Sequence[RankPlace]:
+    """The ranks whose GPUs server `number` shares.
+
+    Raises:
+        ServerLost: they are not on one node.
+    """
+    size = options.tensor_parallel
+    chosen = ranks[number * size : (number + 1) * size]
+    nodes = sorted({place.address for place in chosen})
+    if len(nodes) != 1 or len({place.node for place in chosen}) != 1:
+        raise ServerLost(
+            f"rollout.server.tensor_parallel={size} with colocated=true: the {size} ranks whose GPUs server {number} "
+            f"would share are on the nodes {', '.join(nodes)}. Take a tensor_parallel that divides the ranks of a "
+            "node, or ray.strategy=PACK."
+        )
+    return chosen
+
+
+def _plain_files(policy: Policy) -> dict[str, bytes]:
+    """Files of a policy but its weights, as an actor gets them."""
+    with tempfile.TemporaryDirectory(prefix="geo_sokoban_server_") as scratch:
+        folder = Path(scratch)
+        if policy.folder is not None and policy.folder.is_dir():
+            link_policy(policy.folder, {})(folder)
+        else:
+            save_encoding(policy, folder)
+        apart = (".safetensors", ".safetensors.index.json")
+        found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(apart)]
+        return {f"{_FOLDER}/{path.relative_to(folder)}": path.read_bytes() for path in found}
+
+
+def _own_logs() -> Path:
+    """Folder of this process's servers, among the logs of Ray, which outlive the actor."""
+    import ray
+
+    node = ray._private.worker._global_node
+    return Path(node.get_logs_dir_path()) / f"servers-{os.getpid()}"
+
+
+def _connection() -> str | None:
+    """What distinguishes this process's connection to a cluster from earlier ones; None: there is none."""
+    import ray
+
+    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else None
