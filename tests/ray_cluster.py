@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +20,21 @@ from geo_sokoban_pipeline.processes import supervised
 
 ROOT = Path(__file__).parents[1]
 _RAY = Path(sys.executable).with_name("ray")
-_START = 300.0  # seconds
+_START = 600.0  # seconds in which a node has to start, in several tries
+_PORTS = range(20_000, 32_000)  # neither those of outgoing connections nor those that Ray gives its workers
 _GRACE = 5.0
 # How Ray names the processes of actors.
-RANKS = ("ray::process ", "ray::Rank", "ray::rollout worker ", "ray::Talker")
-_PATIENT = {"RAY_raylet_start_wait_time_s": "300"}
+RANKS = (
+    *("ray::process ", "ray::Rank", "ray::rollout worker ", "ray::Talker"),
+    *("ray::server ", "ray::ServerHost"),
+)
+# Other tests keep both cores busy and fill the memory: a node that answers late is no dead one, and no process has to
+# make room. A node that is killed refuses connections, which is found at once.
+_PATIENT = {
+    "RAY_raylet_start_wait_time_s": "100",
+    "RAY_health_check_timeout_ms": "120000",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
 
 
 @dataclass
@@ -43,6 +55,7 @@ class RayCluster:
     dashboard: int = 0
     token: str = field(default_factory=lambda: secrets.token_hex(32))
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _started: int = 0
 
     def __post_init__(self) -> None:
         self.port, self.dashboard, client = free_ports(3)
@@ -95,7 +108,27 @@ class RayCluster:
         self.nodes.clear()
 
     def _start(self, *words: str, hidden: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start a node; again with other ports where it does not come up, because another program has taken one."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + _START
+        while True:
+            log = self.folder.with_name(f"{self.folder.name}-{self._started}.log")
+            self._started += 1
+            node = self._launch(log, words, hidden)
+            # Two nodes that start at the same time would take the same names.
+            while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):
+                if node.poll() is not None or time.monotonic() > deadline:
+                    break
+                time.sleep(0.2)
+            else:
+                self.nodes.append(node)
+                return node
+            assert node.stdin is not None
+            node.stdin.close()
+            node.wait()
+            assert time.monotonic() < deadline, text
+
+    def _launch(self, log: Path, words: Sequence[str], hidden: Path | None) -> subprocess.Popen[bytes]:
         # Given, not chosen: a busy machine's agents take longer to tell theirs than the 15 s that a raylet waits.
         kinds = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
         ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
@@ -112,9 +145,8 @@ class RayCluster:
         if hidden is not None:
             # In a mount namespace of its own, where an empty folder lies over it.
             command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
-        log = self.folder.with_name(f"{self.folder.name}-{len(self.nodes)}.log")
         with log.open("wb") as output:
-            node = subprocess.Popen(
+            return subprocess.Popen(
                 supervised(command, _GRACE),
                 cwd=self.folder,
                 env={**plain_environment(), **self.environment, **_PATIENT, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests"},
@@ -123,13 +155,6 @@ class RayCluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.nodes.append(node)
-        # Two nodes that start at the same time would take the same names.
-        deadline = time.monotonic() + _START
-        while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):
-            assert node.poll() is None and time.monotonic() < deadline, text
-            time.sleep(0.2)
-        return node
 
 
 def plain_environment() -> dict[str, str]:
@@ -153,11 +178,12 @@ def is_rank(process: psutil.Process) -> bool:
 
 def free_ports(count: int) -> Sequence[int]:
     """Ports that nobody listens on now."""
-    sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().choice(_PORTS)
+        with suppress(OSError), socket.create_server(("", port)):
+            found = [*found, port] if port not in found else found
+    return found
 
 
 def own_address() -> str:

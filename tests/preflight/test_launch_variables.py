@@ -49,7 +49,8 @@ def test_gpus_of_servers(make_subject, count, found):
     [
         ("3", {"count": 2}, "ok", "1 ranks and servers on 2 GPUs of their own take 3"),
         ("1", {"count": 2}, "warning", "take 3"),
-        ("1", {"count": 1, "colocated": True}, "ok", "sets train_sokoban.processes"),
+        ("1", {"count": 1, "colocated": True}, "ok", "1: 1 ranks take 1"),
+        ("8", {"count": 1, "colocated": True}, "warning", "8: 1 ranks take 1"),
     ],
 )
 def test_gpus_of_a_cluster_are_those_of_ranks_and_servers(make_subject, value, server, state, found):

@@ -40,7 +40,7 @@ from geo_sokoban_pipeline.runs.storage import MANIFEST, Files
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 64 << 20  # of a file that travels; two are on their way at a time
-PATIENCE = 30.0  # seconds in which Ray notices that a process or a node has ended
+_PATIENCE = 30.0  # seconds in which Ray notices that a process or a node has ended
 _SLOW = 2.0  # seconds of a job from which its end is logged
 # Variables of Ray: no usage data; what a rank without a GPU sees; seconds that the start of a node may take.
 _SETTINGS = {
@@ -195,19 +195,16 @@ class RayLink:
         self._count = 0
         self._heard: deque[Any] = deque()
         self._is_silent = True
-        deadline = time.monotonic() + PATIENCE
-        while True:
+        for is_last in placings(options):
             self._bundles = reserve(1, f"{title} with", options, gpus)
             self._actor = start_actor(Talker, title, self._bundles, 0, options, gpus, files or {}, imports, calls=4)
             try:
                 self._place: RankPlace = self._call(self._actor.place.remote())
                 break
             except DeadRankError:
-                # For some seconds Ray still places actors on a node that has just ended.
                 self.close(patient=False)
-                if time.monotonic() > deadline:
+                if is_last():
                     raise
-                time.sleep(1.0)
         self.title = f"{title} (pid {self._place.pid} on {self._place.address})"
         self._life = self._actor.talk.remote(talk)
 
@@ -272,7 +269,8 @@ class RayLink:
         except ray.exceptions.RayTaskError as failure:
             raise RankError(f"{self.title} failed:\n{failure}") from failure
         except ray.exceptions.RayError as failure:
-            raise DeadRankError(f"{self.title} has ended: {first_line(failure)}{_logs()}") from failure
+            kind = RankError if getattr(failure, "actor_init_failed", False) else DeadRankError
+            raise kind(f"{self.title} has ended: {first_line(failure)}{_logs()}") from failure
 
 
 def bundle_of(options: RayOptions, gpus: int) -> dict[str, float]:
@@ -339,6 +337,18 @@ def start_beside(
         max_concurrency=calls,
     )
     return placed.remote(title, files, imports)
+
+
+def placings(options: RayOptions) -> Iterator[Callable[[], bool]]:
+    """Tries to place actors, a second between two; each yields whether it is the last one.
+
+    Until Ray has seen that a node has ended, which takes a busy machine a minute, it still places actors there. They
+    were never at work, so their end is no loss of ranks, and they may wait for their places as for resources.
+    """
+    deadline = time.monotonic() + options.patience
+    while True:
+        yield lambda: time.monotonic() > deadline
+        time.sleep(1.0)
 
 
 class NoPlaceError(RankError):
@@ -418,17 +428,14 @@ class RayRanks:
         self._folders = 0
         self._actors: list[Any] = []
         self._bundles: Any = None
-        deadline = time.monotonic() + PATIENCE
-        while True:
+        for is_last in placings(options):
             try:
                 self.places = self._place(gpus, options, files or {}, imports)
                 break
             except BaseException as error:
                 self.close()
-                # For some seconds Ray still places ranks on a node that has just ended.
-                if not isinstance(error, DeadRankError) or time.monotonic() > deadline:
+                if not isinstance(error, DeadRankError) or is_last():
                     raise
-                time.sleep(1.0)
         self._sort()
         logger.info("ranks: %s", ", ".join(map(self._name, range(size))))
         self._building: list[Any] = [actor.build.remote(build) for actor in self._actors]
@@ -589,7 +596,7 @@ class RayRanks:
             if isinstance(error, LostRankError):
                 # The rank that has ended shows itself when Ray has noticed.
                 if lost is None:
-                    lost, deadline = error, time.monotonic() + PATIENCE
+                    lost, deadline = error, time.monotonic() + _PATIENCE
             elif error is not None:
                 raise error
             else:
@@ -610,7 +617,9 @@ class RayRanks:
         except ray.exceptions.RayTaskError as failure:
             raise RankError(f"a rank failed:\n{failure}") from failure
         except ray.exceptions.RayError as failure:
-            raise DeadRankError(f"a rank has ended: {first_line(failure)}{_logs()}") from failure
+            # What fails before the first job would fail again.
+            kind = RankError if getattr(failure, "actor_init_failed", False) else DeadRankError
+            raise kind(f"a rank has ended: {first_line(failure)}{_logs()}") from failure
         return results
 
     def _error(self, rank: int, answer: Failed) -> Exception:

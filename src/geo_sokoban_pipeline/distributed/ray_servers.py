@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.distributed.group import LOOPBACK
 from geo_sokoban_pipeline.distributed.launch import DeadRankError
 from geo_sokoban_pipeline.distributed.ray_placement import (
-    PATIENCE,
     Rank,
     RankPlace,
     first_line,
+    placings,
     reserve,
     start_actor,
     start_beside,
@@ -229,8 +228,7 @@ class RayServer:
         import ray
 
         gpus = self.options.tensor_parallel if self.options.device == "cuda" else 0
-        deadline = time.monotonic() + PATIENCE
-        while True:
+        for is_last in placings(self._placing):
             if self._beside is None:
                 self._bundles = reserve(1, f"{self._title} with", self._placing, gpus)
                 given = (self._title, self._bundles, 0, self._placing, gpus, self._files, ())
@@ -244,11 +242,10 @@ class RayServer:
             except ray.exceptions.RayTaskError:
                 raise
             except ray.exceptions.RayError as failure:
-                # For some seconds Ray still places actors on a node that has just ended.
                 self._drop(patient=False)
-                if time.monotonic() > deadline:
+                # Beside ranks whose node has ended there is no place any more: they are lost as well.
+                if self._beside is not None or is_last():
                     raise DeadRankError(f"{self._title} has ended: {first_line(failure)}") from failure
-                time.sleep(1.0)
 
     def _here(self) -> ServerOptions:
         """Options of the server on its node: there it listens where the others of this cluster reach it."""

@@ -226,8 +226,8 @@ def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str
     in_force = {path: _value_at(values, path) for path in here}
     if unread := _unread(here, values):
         return Check(_LAUNCHER, variable.name, "warning", f"{value}: changes nothing, {unread}", variable.note)
-    if variable.name == NUM_GPUS and (counted := _count_gpus(value, here[0], subject, values)) is not None:
-        return counted
+    if variable.name == NUM_GPUS:
+        return _count_gpus(value, here[0], subject, values)
     if any(_names(found, value) for found in in_force.values()):
         return Check(_LAUNCHER, variable.name, "ok", f"{value}: sets {', '.join(here)}")
     text = "; ".join(f"{path} is {found}" for path, found in in_force.items())
@@ -235,19 +235,19 @@ def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str
     return Check(_LAUNCHER, variable.name, "warning", f"{value}: changes nothing, {text}", way_out)
 
 
-def _count_gpus(value: str, path: str, subject: Subject, values: Mapping[str, Any]) -> Check | None:
-    """Whether so many GPUs are taken; None: as many as the parameter says."""
+def _count_gpus(value: str, path: str, subject: Subject, values: Mapping[str, Any]) -> Check:
+    """Whether so many GPUs are there for servers, or in a cluster are taken by ranks and servers."""
     options = subject.options
     if options.placement != "ray":
         first = _value_at(values, path.replace("server.count", "server.first_gpu"))
         return _check_gpus(value, path, _value_at(values, path), first)
     servers = _gpus_apart(options)
-    if not servers:
-        return None
     used = options.processes + servers
     state: State = "ok" if value == str(used) else "warning"
-    text = f"{value}: {options.processes} ranks and servers on {servers} GPUs of their own take {used}"
-    way_out = f"lower {subject.run}.processes or rollout.server.count, or let them take turns (colocated=true)"
+    text, way_out = f"{value}: {options.processes} ranks take {used}", "only --env=cluster reads it"
+    if servers:
+        text = f"{value}: {options.processes} ranks and servers on {servers} GPUs of their own take {used}"
+        way_out = f"lower {path} or rollout.server.count, or let them take turns (colocated=true)"
     return Check(_LAUNCHER, NUM_GPUS, state, text, "" if state == "ok" else way_out)
 
 
