@@ -176,6 +176,15 @@ def is_rank(process: psutil.Process) -> bool:
         return False
 
 
+def is_server(process: psutil.Process) -> bool:
+    """Whether a process belongs to an SGLang server or supervises one."""
+    try:
+        words = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return any("sglang" in word for word in words) and process.status() != psutil.STATUS_ZOMBIE
+
+
 def free_ports(count: int) -> Sequence[int]:
     """Ports that nobody listens on now."""
     found: list[int] = []

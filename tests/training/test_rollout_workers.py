@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
@@ -20,6 +24,7 @@ from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
 from geo_sokoban_pipeline.distributed.launch import RankError
 from geo_sokoban_pipeline.distributed.ray_placement import connected
+from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.training.rollout_workers import RolloutWorkers
@@ -176,56 +181,161 @@ ITERATIONS = 4
 
 @dataclass
 class Stored:
-    """What a run has given."""
+    """What a run has given.
 
+    Attributes:
+        folder: where episodes are stored as a run stores them; None: they are only kept.
+    """
+
+    folder: Path | None = None
     episodes: dict[str, pa.Table] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, episodes: Any, metrics: Any) -> None:
+        """Take what the loop has yielded, or its order to delete what no checkpoint commits."""
+        if isinstance(metrics, dict):
+            self.metrics.update(metrics)
+        if isinstance(episodes, Rewind) and self.folder is not None:
+            for path in self.folder.glob("*.parquet"):
+                if int(path.name.removeprefix("iter=").partition("-")[0]) > episodes.after:
+                    path.unlink()
+        if isinstance(episodes, dict):
+            self.episodes.update(episodes)
+            for name, table in episodes.items() if self.folder is not None else ():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                pq.write_table(table, self.folder / f"{name.replace('/', '-', 1)}.parquet")
+
+    def read(self) -> dict[str, pa.Table]:
+        """Episodes of the folder, by partition."""
+        assert self.folder is not None
+        paths = sorted(self.folder.glob("*.parquet"))
+        return {path.stem.replace("-", "/", 1): pq.read_table(path) for path in paths}
 
 
 def go_on(setup: Setup, options: TrainOptions, folder: Path, stored: Stored) -> Iterator[int]:
     """Continue the run of a folder; yields the number of each committed iteration."""
     inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:4])
-    checkpoints = CheckpointsDataset(str(folder))
-    for episodes, _, metrics, checkpoint in run_grpo(inputs, read_resume_state(folder)):
-        for found, part in ((stored.episodes, episodes), (stored.metrics, metrics)):
-            if isinstance(part, dict):
-                found.update(part)
+    checkpoints = CheckpointsDataset(str(folder / "checkpoints"))
+    for episodes, _, metrics, checkpoint in run_grpo(inputs, read_resume_state(folder / "checkpoints")):
+        stored.add(episodes, metrics)
+        if isinstance(episodes, dict) and episodes:
+            number = int(next(iter(episodes)).removeprefix("iter=").partition("/")[0])
+            logging.getLogger("geo_sokoban_pipeline").debug("stored: episodes of iteration %d", number)
         if checkpoint != {}:
             checkpoints.save(checkpoint)
         if isinstance(checkpoint, dict) and checkpoint:
-            yield read_resume_state(folder)["iteration"]
+            yield read_resume_state(folder / "checkpoints")["iteration"]
 
 
-def test_rollouts_beside_the_training_have_the_weights_before_and_continue_with_them(
-    setup: Setup, tmp_path: Path
-) -> None:
-    """Stopped after an iteration, with a worker killed in the next one, a run has the files of the undisturbed one."""
-    loop = {"iterations": ITERATIONS, "eval_interval": 2, "eval_prompts": 2, "keep_last": 2, "max_staleness": 1}
-    changes = WORKERS | {"rollout.workers": 1, "rollout.max_turns": 2}
-    options = settings(setup.options, changes | {f"loop.{name}": value for name, value in loop.items()})
-    whole, broken = Stored(), Stored()
-    list(go_on(setup, options, tmp_path / "whole", whole))
-    for name, table in whole.episodes.items():
+LOOP = {"iterations": ITERATIONS, "eval_interval": 2, "eval_prompts": 2, "keep_last": 2, "max_staleness": 1}
+BESIDE = (
+    WORKERS | {"rollout.workers": 1, "rollout.max_turns": 2} | {f"loop.{name}": given for name, given in LOOP.items()}
+)
+# What is logged where the run dies (nothing is stored; two iterations are in flight; episodes are stored, and no
+# checkpoint of them), or its worker (it plays the next iteration; it is to play a validation).
+DEATHS = [
+    ("run", "iteration 0: collect"),
+    ("run", "iteration 2: update"),
+    ("run", "stored: episodes of iteration 2"),
+    ("worker", "iteration 1: update"),
+    ("worker", "iteration 1: validate"),
+]
+
+
+class Killer(logging.Handler):
+    """Kills at a message, once: this process, or the rollout workers below it but those that were there before."""
+
+    def __init__(self, whom: str, at: str) -> None:
+        super().__init__(logging.DEBUG)
+        self._whom, self._at = whom, at
+        self._spared = set(multiprocessing.active_children())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() != self._at:
+            return
+        self._at = ""
+        if self._whom == "run":
+            os.kill(os.getpid(), signal.SIGKILL)
+        (worker,) = set(multiprocessing.active_children()) - self._spared
+        worker.kill()
+
+
+@contextmanager
+def killing(whom: str, at: str) -> Iterator[None]:
+    """For the `with` block, messages reach a killer."""
+    logger, killer = logging.getLogger("geo_sokoban_pipeline"), Killer(whom, at)
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(killer)
+    try:
+        yield
+    finally:
+        logger.removeHandler(killer)
+        logger.setLevel(level)
+
+
+def die(setup: Setup, options: TrainOptions, folder: Path, at: str) -> None:
+    """Run until the point at which this process dies; what it has stored of episodes lies in the folder."""
+    with killing("run", at):
+        list(go_on(setup, options, folder, Stored(folder / "episodes")))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Stored]:
+    """A run with rollouts beside the training that nobody kills: its checkpoints and what it gave."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    stored = Stored(folder / "episodes")
+    list(go_on(setup, settings(setup.options, BESIDE), folder, stored))
+    return folder, stored
+
+
+def test_rollouts_beside_the_training_have_the_weights_before(undisturbed: tuple[Path, Stored]) -> None:
+    _, stored = undisturbed
+    for name, table in stored.episodes.items():
         number = int(name.removeprefix("iter=").partition("/")[0])
         spans = {version for one in table_to_trajectories(table) for version, _, _ in one.weight_spans}
         assert spans == {max(number - 1, 0)}
-    assert [row["policy_version"] for row in whole.metrics.values()] == [0, 0, 1, 2]
-    assert [row["rollout/staleness"] for row in whole.metrics.values()] == [0.0, 1.0, 1.0, 1.0]
+    assert [row["policy_version"] for row in stored.metrics.values()] == [0, 0, 1, 2]
+    assert [row["rollout/staleness"] for row in stored.metrics.values()] == [0.0, 1.0, 1.0, 1.0]
 
+
+@pytest.mark.parametrize(("whom", "at"), DEATHS, ids=[f"{whom} at {at}" for whom, at in DEATHS])
+def test_rollouts_beside_the_training_end_with_the_same_files_whoever_is_killed(
+    setup: Setup, undisturbed: tuple[Path, Stored], tmp_path: Path, whom: str, at: str
+) -> None:
+    whole, wanted = undisturbed
+    options, found = settings(setup.options, BESIDE), Stored(tmp_path / "episodes")
     before = {process.pid for process in psutil.Process().children(recursive=True)}
-    running = go_on(setup, options, tmp_path / "broken", broken)
-    assert [next(running) for _ in range(2)] == [0, 1]
-    running.close()
-    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
-    continued = go_on(setup, options, tmp_path / "broken", broken)
-    assert next(continued) == 2
-    for process in psutil.Process().children():
-        if process.pid not in before:
-            process.kill()  # the one worker, which rolls out the last iteration
-    list(continued)
-    assert list(whole.episodes) == list(broken.episodes)
-    for name, table in whole.episodes.items():
-        assert table.drop_columns("timings").equals(broken.episodes[name].drop_columns("timings")), name
+    if whom == "run":
+        small = replace(setup, policy=None, trained=None, episodes=[])  # what a run does not use does not travel
+        run = multiprocessing.get_context("spawn").Process(target=die, args=(small, options, tmp_path, at))
+        run.start()
+        below = psutil.Process(run.pid)
+        seen: set[psutil.Process] = set()
+        while run.exitcode is None:
+            with suppress(psutil.NoSuchProcess):
+                seen |= set(below.children(recursive=True))
+            run.join(0.1)
+        assert run.exitcode == -signal.SIGKILL
+        _, left = psutil.wait_procs(seen, timeout=60)
+        assert left == [], "what the run has started ends with it"
+        list(go_on(setup, options, tmp_path, found))
+    else:
+        with killing("worker", at):
+            list(go_on(setup, options, tmp_path, found))
+        assert sum(row.get("perf/worker_restarts", 0.0) for row in found.metrics.values()) == 1.0
+    after = {process.pid for process in psutil.Process().children(recursive=True)}
+    assert after - before <= resource_trackers()
+    episodes, expected = found.read(), wanted.read()
+    assert list(episodes) == list(expected)
+    for name, table in expected.items():
+        assert table.drop_columns("timings").equals(episodes[name].drop_columns("timings")), name
     last = f"iter={ITERATIONS - 1:05d}"
-    one, other = (load_file(tmp_path / run / last / "model.safetensors") for run in ("whole", "broken"))
+    one, other = (load_file(folder / "checkpoints" / last / "model.safetensors") for folder in (whole, tmp_path))
     assert all(np.array_equal(weight, other[name]) for name, weight in one.items())
+
+
+def resource_trackers() -> set[int]:
+    """Process ids of Python's own helper, which the first spawned process starts and which stays."""
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    return set() if tracker is None else {tracker}

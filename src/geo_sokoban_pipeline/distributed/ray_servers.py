@@ -32,7 +32,6 @@ from geo_sokoban_pipeline.policies.policy import Policy, save_encoding
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServedModel, ServerProgram
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import IdleServers, Launcher
-from geo_sokoban_pipeline.runs.policy_folder import link_policy
 
 _FOLDER = "policy"  # of the actor's files
 _ANSWER = 5.0  # seconds in which a living actor says how its server is
@@ -323,12 +322,8 @@ def _plain_files(policy: Policy) -> dict[str, bytes]:
     """Files of a policy but its weights, as an actor gets them."""
     with tempfile.TemporaryDirectory(prefix="geo_sokoban_server_") as scratch:
         folder = Path(scratch)
-        if policy.folder is not None and policy.folder.is_dir():
-            link_policy(policy.folder, {})(folder)
-        else:
-            save_encoding(policy, folder)
-        apart = (".safetensors", ".safetensors.index.json")
-        found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(apart)]
+        save_encoding(policy, folder)
+        found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         return {f"{_FOLDER}/{path.relative_to(folder)}": path.read_bytes() for path in found}
 
 

@@ -77,12 +77,14 @@ def collect_trajectories(
         policy = load_as(settings.policy, source.path)
     first = int(manifest.get("policy_version", 0))
     following, cursor = first, manifest.get("sampler")
+    # Nothing is trained, so that each rank needs whole weights, and no part of them.
+    whole_weights = settings.model_copy(update={"sharding": "none", "replicas": 1, "backend": "fsdp"})
     yield Rewind(-1), Rewind(-1)
     for attempt in restarting(settings, "the iteration begins again"):
         with attempt as losses, ExitStack() as owned:
             # Servers and rollout workers roll out for all processes; in a Ray cluster they need its connection.
             needs_ranks = settings.ranks_roll_out or settings.placement == "ray"
-            workers = owned.enter_context(open_worker_group(policy, settings)) if needs_ranks else None
+            workers = owned.enter_context(open_worker_group(policy, whole_weights)) if needs_ranks else None
             rolling = owned.enter_context(open_rollouts(policy, settings, workers))
             engine, run = rolling.engine, f"rollout_{settings.task}"
             sampler = build_sampler(rows, settings, seed, cursor)

@@ -1,0 +1,117 @@
+"""Servers that Ray places: they sample with what they are sent, whoever of them dies, and none outlives its run."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import psutil
+import pytest
+
+from geo_sokoban_pipeline.config.ray import RayOptions
+from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.distributed.ray_placement import RankPlace, connected
+from geo_sokoban_pipeline.distributed.ray_servers import RayServers, shared_ranks
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
+from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+from ray_cluster import RayCluster, is_server, own_address, processes_of
+from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
+from servers import all_gone, launch_options, need_environment, tree
+
+PLACING = RayOptions(cpus=0.5, patience=60)
+FAULTS = {"health_interval": 5.0, "health_timeout": 60.0, "grace": 3.0, "restarts": 6, "tries": 8}
+
+
+def host_of(pid: int) -> psutil.Process:
+    """The actor of a server: the process above its supervisor."""
+    supervisor = psutil.Process(pid).parent()
+    assert supervisor is not None
+    actor = supervisor.parent()
+    assert actor is not None and actor.cmdline()[0].startswith("ray::server 1 of 1")
+    return actor
+
+
+@pytest.fixture
+def joined(ray_cluster: RayCluster) -> Iterator[RayCluster]:
+    """A cluster that this process has joined as a driver."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ray_cluster.environment.items():
+            patch.setenv(name, value)
+        with connected(PLACING, 1):
+            yield ray_cluster
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_with_or_without_its_actor_is_brought_back(
+    joined: RayCluster, tiny_policy: Policy
+) -> None:
+    """It begins with arbitrary weights, so that none of its responses could come from another source than an update."""
+    need_environment()
+    policy = copy.deepcopy(tiny_policy)
+    options = launch_options(faults=FAULTS)
+    with closing(RayServers(PLACING)) as servers:
+        engine = SglangEngine(policy, options, servers.launcher)
+        (server,) = engine.servers
+        assert server.launched is not None
+        assert server.url.startswith(f"http://{own_address()}:"), "the other nodes reach it"
+        whole: list[psutil.Process] = []
+        for version, lost in enumerate((None, "server", "actor"), start=1):
+            jolt(policy, version)
+            engine.update_weights(None, version)
+            request = request_with(policy, [version], identity=version, max_new_tokens=40)
+            if lost is not None:
+                life, whole = server.life, tree(host_of(server.launched.pid).pid)
+                os.kill(server.launched.pid if lost == "server" else whole[0].pid, signal.SIGKILL)
+                assert all_gone(whole if lost == "actor" else [one for one in whole if is_server(one)], 60)
+            response = ask(engine, request)[request.id]
+            assert response.weight_version == version
+            assert_sampled_by(policy, request, response)
+            assert lost is None or server.life > life
+        pid = server.launched.pid
+        engine.close()
+        second = SglangEngine(policy, options, servers.launcher)
+        assert [one.launched.pid for one in second.servers if one.launched is not None] == [pid], "it was idle"
+        whole = tree(pid)
+        second.close()
+    assert all_gone(whole)
+    assert joined.ranks() == []
+    assert not [process for node in joined.nodes for process in processes_of(node) if is_server(process)]
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_start_on_its_node_says_why(joined: RayCluster, tiny_policy: Policy) -> None:
+    options = launch_options(python="/no/such/python")
+    said = r"(?s)server 1 of 1 on [\d.]+: .*/no/such/python: no such interpreter"
+    with closing(RayServers(PLACING)) as servers, pytest.raises(ServerLost, match=said):
+        SglangEngine(tiny_policy, options, servers.launcher)
+    assert joined.ranks() == []
+
+
+def places(*nodes: str) -> list[RankPlace]:
+    return [RankPlace(node, f"10.0.0.{node}", 1, "/scratch", (str(gpu),)) for gpu, node in enumerate(nodes)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "shared"),
+    [
+        ("aaaa", 1, ["0", "1", "2", "3"]),
+        ("aaaa", 2, ["01", "23"]),
+        ("aabb", 2, ["01", "23"]),
+        ("aaab", 2, ["01", None]),
+        ("aabb", 4, [None]),
+    ],
+)
+def test_a_server_has_the_gpus_of_neighbouring_ranks_of_one_node(nodes: str, size: int, shared: list[Any]) -> None:
+    options = ServerOptions.model_validate({"count": len(shared), "tensor_parallel": size, "colocated": True})
+    for number, expected in enumerate(shared):
+        if expected is None:
+            with pytest.raises(ServerLost, match=f"tensor_parallel={size} with colocated=true: .*are on the nodes"):
+                shared_ranks(places(*nodes), options, number)
+        else:
+            chosen = shared_ranks(places(*nodes), options, number)
+            assert "".join(gpu for place in chosen for gpu in place.gpus) == expected
