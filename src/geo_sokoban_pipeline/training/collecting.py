@@ -30,7 +30,6 @@ from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 _SAMPLER_KINDS: dict[str, SamplerKind] = {"shuffle": "shuffle", "solve_rate": "bucket", "prompt_solve_rate": "prompt"}
-_REPLACED = "perf/worker_restarts"
 Rows = Sequence[dict[str, Any]]
 
 
@@ -130,7 +129,7 @@ class Collector:
             Trajectories (groups in order, dropped ones included) and metrics `rollout/…`, `perf/…`.
         """
         began = time.perf_counter()
-        before = self.take_metrics()  # of validations, and of sending weights
+        self.take_metrics()  # of validations
         grpo, rollout, task = self.options.grpo, self.options.rollout, task_of(self.options.task)
         first = math.ceil(grpo.groups * rollout.over_sampling)
         limit = max(first, math.ceil(grpo.groups * grpo.max_refill))
@@ -159,10 +158,7 @@ class Collector:
         seconds = time.perf_counter() - began
         processes = 1 if self.rollout_fn is None else rollout.workers or self.options.processes
         described = describe_rollout(trajectories, seconds, task.watched, processes)
-        own = self.take_metrics()
-        if _REPLACED in before:
-            own[_REPLACED] = own.get(_REPLACED, 0.0) + before[_REPLACED]
-        return trajectories, {**described, **own, **scores.metrics}
+        return trajectories, {**described, **self.take_metrics(), **scores.metrics}
 
     def _probe(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Scores of the groups so far, without the fallback of `grpo.min_groups`, which would hide scarce signal."""

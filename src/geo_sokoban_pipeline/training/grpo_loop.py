@@ -140,9 +140,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         freeze_survivors()
         policy = load_driver_policy(options, inputs.policy.path)
         workers = owned.enter_context(open_worker_group(policy, options))
-        wanted = options.processes
-        if workers is not None:
-            options = workers.options
+        options = options if workers is None else workers.options
         layout = layout_of(options, threads)
         compare_layout(manifest, layout)
         temperature = options.rollout.sampling.temperature
@@ -155,8 +153,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         pool = owned.enter_context(ThreadPoolExecutor(1, "rollout"))  # waits for its thread when the engine is closed
         rolling = owned.enter_context(open_rollouts(policy, options, workers))
         engine, roll_out = rolling.engine, rolling.function
-        needs_reference = options.grpo.kl_coefficient > 0
-        reference = build_scorer(inputs.policy, options, workers) if needs_reference else None
+        reference = build_scorer(inputs.policy, options, workers) if options.grpo.kl_coefficient > 0 else None
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         watch = owned.enter_context(closing(SignalWatch(task)))
@@ -243,8 +240,6 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 row["perf/eval_time"] = validating.seconds
             if restarts and iteration == first:
                 row["perf/restarts"] = restarts
-            if options.processes < wanted:
-                row["perf/missing_ranks"] = wanted - options.processes
             row["perf/step_time"] = time.perf_counter() - began
             # A row is stored before its own saving ends, so it has the saving times of the previous iteration.
             row |= {

@@ -203,7 +203,7 @@ class RolloutWorkers:
         self._load: LoadWeights | FollowServers | None = None
         self._folder: Path | None = None
         self._sent_state: Hashable = None
-        self._sets = self._number = self._lost = self._replaced = 0
+        self._sets = self._number = self._lost = self._replaced = self._replaced_before = 0
         self._seconds = 0.0  # of the rollouts since `take_metrics`
         self._inbox: queue.SimpleQueue[tuple[int, Link | None, Any]] = queue.SimpleQueue()
         self._is_closed = False
@@ -231,10 +231,14 @@ class RolloutWorkers:
         return sum(seat.cpu_seconds + seat.earlier_cpu_seconds for seat in self._seats)
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the rollouts since the last call: the share in which each worker had nothing to do, and replaced ones."""
+        """Of the rollouts since the last call: the share in which each worker had nothing to do, and replaced ones.
+
+        These since the last call but one: who collects begins with a call that drops the times of validations.
+        """
         seconds, self._seconds = max(self._seconds, 1e-9), 0.0
         found = {f"perf/idle_share/worker_{seat.number}": max(0.0, 1.0 - seat.busy / seconds) for seat in self._seats}
-        replaced, self._replaced = self._replaced, 0
+        replaced = self._replaced + self._replaced_before
+        self._replaced, self._replaced_before = 0, self._replaced
         if replaced:
             found["perf/worker_restarts"] = float(replaced)
         for seat in self._seats:
@@ -509,15 +513,18 @@ class RolloutSide:
         engine: in this process, or what stands for those in others.
         function: rolls out; None: `rollout.function`, in this process.
         workers: rollout workers; None: there are none.
+        missing: ranks for which there was no place.
     """
 
     engine: EngineControl
     function: RolloutFn | None
     workers: RolloutWorkers | None = None
+    missing: int = 0
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of the rollouts since the last call; see `RolloutWorkers`."""
-        return {} if self.workers is None else self.workers.take_metrics()
+        """Metrics of the rollouts since the last call, see `RolloutWorkers`, and of the ranks of the run."""
+        found = {} if self.workers is None else self.workers.take_metrics()
+        return found | ({"perf/missing_ranks": float(self.missing)} if self.missing else {})
 
     def cpu_clock(self, ranks: WorkerGroup | None) -> float:
         """CPU-seconds of this process, of other ranks' jobs and of rollout workers, from an arbitrary zero."""
@@ -528,10 +535,11 @@ class RolloutSide:
 @contextmanager
 def open_rollouts(policy: Policy, options: TrainOptions, ranks: WorkerGroup | None) -> Iterator[RolloutSide]:
     """What rolls out, for the `with` block: an engine here, one in each rank, servers, or rollout workers."""
-    launcher = None if ranks is None else ranks.launcher
+    launcher, missing = (None, 0) if ranks is None else (ranks.launcher, ranks.missing)
     if options.rollout.workers is None:
         with closing(build_engine(policy, options.rollout, launcher)) as engine:
-            yield RolloutSide(engine, None if ranks is None or not engine.in_process else ranks.rollout)
+            function = None if ranks is None or not engine.in_process else ranks.rollout
+            yield RolloutSide(engine, function, missing=missing)
     else:
         with closing(RolloutWorkers(policy, options, launcher)) as workers:
-            yield RolloutSide(workers, workers.rollout, workers)
+            yield RolloutSide(workers, workers.rollout, workers, missing)

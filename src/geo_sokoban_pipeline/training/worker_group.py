@@ -46,6 +46,7 @@ class WorkerGroup:
     Attributes:
         size: number of ranks.
         options: of the run, with the number of ranks that there are.
+        missing: ranks for which there was no place.
         before_rollout: set by a backend whose weights are sharded.
         own: the worker of rank 0, in this process.
         weights: folder from which the ranks read what they hold of the weights; None: they have them.
@@ -67,7 +68,7 @@ class WorkerGroup:
         self._ranks = ranks or Ranks([Blueprint.of(policy, options)] * (self.size - 1))
 
     def _prepare(self, policy: Policy, options: TrainOptions) -> None:
-        self.size, self.options = options.processes, options
+        self.size, self.options, self.missing = options.processes, options, 0
         self.before_rollout: Callable[[], None] | None = None
         self._policy = policy
         # A server that comes back reads its weights from the thread of its engine.
@@ -226,6 +227,7 @@ class RayWorkerGroup(WorkerGroup):
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
         self._workers = RayWorkers(policy, options)
         self._prepare(policy, self._workers.options)
+        self.missing = options.processes - self.size
         self.weights = self._workers.weights
 
     @property
