@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.distributed.ray_servers import RayServers, shared_rank
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from ray_cluster import RayCluster, is_server, own_address, processes_of
+from ray_cluster import RayCluster, is_rank, is_server, own_address, processes_of
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
 from servers import all_gone, launch_options, need_environment, tree
 
@@ -32,7 +32,7 @@ def host_of(pid: int) -> psutil.Process:
     supervisor = psutil.Process(pid).parent()
     assert supervisor is not None
     actor = supervisor.parent()
-    assert actor is not None and actor.cmdline()[0].startswith("ray::server 1 of 1")
+    assert actor is not None and is_rank(actor)
     return actor
 
 
@@ -65,9 +65,10 @@ def test_a_server_that_is_killed_with_or_without_its_actor_is_brought_back(
             engine.update_weights(None, version)
             request = request_with(policy, [version], identity=version, max_new_tokens=40)
             if lost is not None:
-                life, whole = server.life, tree(host_of(server.launched.pid).pid)
-                os.kill(server.launched.pid if lost == "server" else whole[0].pid, signal.SIGKILL)
-                assert all_gone(whole if lost == "actor" else [one for one in whole if is_server(one)], 60)
+                actor = host_of(server.launched.pid)
+                life, whole = server.life, actor.children(recursive=True)
+                os.kill(server.launched.pid if lost == "server" else actor.pid, signal.SIGKILL)
+                assert len(whole) > 1 and all_gone(whole, 60)
             response = ask(engine, request)[request.id]
             assert response.weight_version == version
             assert_sampled_by(policy, request, response)

@@ -34,8 +34,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServedModel, Se
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import IdleServers, Launcher
 
 _FOLDER = "policy"  # of the actor's files
-_ANSWER = 5.0  # seconds in which a living actor says how its server is
-_MARGIN = 30.0  # seconds, on top of a server's grace, in which an actor ends it
+_ANSWER = 5.0  # seconds in which a living actor says how its server is; a late one is asked again
+_MARGIN = 30.0  # seconds in which it answers on a busy machine; on top of a server's grace, in which it ends it
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -214,7 +214,7 @@ class RayServer:
         if self._actor is None or not self._is_connected():
             return False
         try:
-            ray.get(self._actor.place.remote(), timeout=_ANSWER)
+            ray.get(self._actor.place.remote(), timeout=_MARGIN)
         except ray.exceptions.RayError:  # a timeout is one too
             return False
         return True

@@ -135,7 +135,9 @@ class RayWorkers:
 def sizes(options: TrainOptions) -> Iterator[TrainOptions]:
     """Options with every number of ranks that is allowed, the largest first."""
     fewest = options.ray.min_processes or options.processes
-    for processes in range(options.processes, fewest - 1, -options.rank_unit):
+    unit = options.rank_unit
+    yield options
+    for processes in range((options.processes - 1) // unit * unit, fewest - 1, -unit):
         yield options.with_processes(processes)
 
 
