@@ -182,11 +182,12 @@ class RayServer:
 
     def lost(self) -> str | None:
         """See `OwnServer`; None too while nobody knows whether its node has ended."""
-        return None if self._actor is None else self._ask("lost")
+        found: str | None = self._ask("lost")
+        return found
 
     def found_port_taken(self) -> bool:
         """See `OwnServer`."""
-        return self._actor is not None and self._ask("found_port_taken") is True
+        return self._ask("found_port_taken") is True
 
     def end(self) -> None:
         """See `OwnServer`."""
@@ -195,13 +196,16 @@ class RayServer:
             self._drop(patient=True)
 
     def _ask(self, question: str) -> Any:
-        """What the actor says; the cause if it has ended, None if it is late."""
+        """What the actor says; the cause if it has ended, None if it is late or was never there."""
         import ray
 
+        actor = self._actor  # another thread may drop it
+        if actor is None:
+            return None
         if not self._is_connected():
             return f"{self._title}: the connection to its cluster is closed."
         try:
-            return ray.get(getattr(self._actor, question).remote(), timeout=_ANSWER)
+            return ray.get(getattr(actor, question).remote(), timeout=_ANSWER)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
             return None
         except ray.exceptions.RayError as failure:
