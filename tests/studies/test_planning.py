@@ -173,7 +173,7 @@ def test_a_password_reaches_no_file_of_a_member():
         plan_members("default", section_model("study_default").model_validate({"seeds": [1]}), base, ROOT)
 
 
-@pytest.mark.parametrize("name", ["default", "from_zero", "long"])
+@pytest.mark.parametrize("name", ["default", "one_behind", "from_zero", "long"])
 def test_the_studies_of_the_project_can_be_planned(name):
     study = read(f"studies/{name}")[f"study_{name}"]
     members = plan(study, name)

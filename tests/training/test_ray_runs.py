@@ -166,7 +166,7 @@ def test_a_lost_node_that_nobody_replaces_leaves_fewer_ranks(
     """One rank does the work of two: the same episodes, and the same steps but for the rounding of sums."""
     data = ray_cluster.hidden / "fewer"
     environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
-    allowed = {"ray.min_processes": 1, "ray.patience": 60}
+    allowed = {"ray.min_processes": 1, "ray.patience": 30}
     process = kedro_command(*params(SHARDED, APART, allowed), data_root=data, **environment)
     checkpoints = data / "06_models" / RUN / "default" / "checkpoints"
     wait_until((checkpoints / "iter=00000" / "manifest.json").exists, "no checkpoint")

@@ -121,6 +121,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
     report = SokobanReport()
     studies = {
         "default": "The recipe of `make run`.",
+        "one_behind": "The same with rollouts beside the training.",
         "from_zero": "GRPO after SFT on random legal moves.",
         "long": "One long run.",
     }
