@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 # What `kedro run --pipelines=train_<task>` imports before its last node is done.
 HEAVY = [
@@ -74,6 +75,13 @@ class ForkedCommand:
 
     def kill(self) -> None:
         self._process.kill()
+
+
+def start_fork(target: Callable[..., Any], *args: Any) -> ForkServerProcess:
+    """A process that calls a function; both must pickle."""
+    process = _server().Process(target=target, args=args)
+    process.start()
+    return process
 
 
 @cache

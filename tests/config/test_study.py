@@ -17,7 +17,8 @@ SET = {"name": "longer", "title": "Longer"}
         (
             StudyOptions,
             {"name": "defalt"},
-            "study.name=\"defalt\": input should be 'default', 'one_behind', 'from_zero', 'long', 'geo3k' or 'geo3k_multi_turn'",
+            "study.name=\"defalt\": input should be 'default', 'one_behind', 'from_zero', 'long', 'geo3k' or "
+            "'geo3k_multi_turn'",
         ),
         (StudyOptions, {"workers": 0}, "study.workers=0: input should be greater than or equal to 1"),
         (StudyDefinition, {"seeds": []}, "study.seeds=[]"),

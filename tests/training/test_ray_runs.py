@@ -41,9 +41,9 @@ def reward(result, args):
 """
 
 
-def params(*parts: dict[str, Any]) -> tuple[str, str]:
+def params(*parts: dict[str, Any], run: str = RUN) -> tuple[str, str]:
     chosen = {name: value for part in parts for name, value in part.items()}
-    return f"--pipelines={RUN}", "--params=" + ",".join(f"{RUN}.{name}={value}" for name, value in chosen.items())
+    return f"--pipelines={run}", "--params=" + ",".join(f"{run}.{name}={value}" for name, value in chosen.items())
 
 
 def kill(whom: str, at: str, *arrivals: int) -> dict[str, str]:
@@ -80,13 +80,21 @@ def undisturbed(stored: Path) -> dict[str, Any]:
 def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
     ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """Its ranks have an empty working folder, a data root that they cannot see, and the user's own code."""
+    """Ranks and rollout workers have an empty working folder, a data root that they cannot see, and the user's code."""
     own = ray_cluster.hidden / "own"
     own.mkdir()
     (own / "reward.py").write_text(OWN_REWARD, encoding="utf-8")
     (own / "words.py").write_text("HALF = 0.5\n", encoding="utf-8")
     # Without the KL term: the driver alone scores with a whole reference policy, and the ranks of a cluster share that.
-    shape = {**SHAPE, "grpo.kl_coefficient": 0.0, "grpo.credit": "episode", "reward.function": f"{own}/reward.py"}
+    shape = {
+        **SHAPE,
+        "loop.iterations": 3,
+        "grpo.kl_coefficient": 0.0,
+        "grpo.credit": "episode",
+        "reward.function": f"{own}/reward.py",
+        "rollout.workers": 2,
+        "ray.cpus": 0.5,
+    }
     finish(kedro_command(*params(shape), data_root=tmp_path))
 
     data = ray_cluster.hidden / "submitted"
@@ -99,6 +107,16 @@ def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
     assert_same_run(read_run(tmp_path), read_run(data))
     assert os.listdir(ray_cluster.folder) == []
     assert ray_cluster.ranks() == []
+
+
+@pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
+def test_geometry_has_the_bits_of_this_machine(ray_cluster: RayCluster, tmp_path: Path, task: str) -> None:
+    run = f"train_{task}"
+    shape = {**SHARDED, "loop.iterations": 1, "rollout.workers": 2, "ray.cpus": 0.5}
+    finish(kedro_command(*params(shape, run=run), data_root=tmp_path))
+    data = ray_cluster.hidden / task
+    finish(kedro_command(*params(shape, APART, run=run), data_root=data, **ray_cluster.environment))
+    assert_same_run(read_run(tmp_path, run), read_run(data, run))
 
 
 def test_megatrons_ranks_have_the_first_iteration_of_this_machine(
@@ -163,10 +181,13 @@ def test_a_lost_node_costs_its_iteration(ray_cluster: RayCluster, undisturbed: d
 def test_a_lost_node_that_nobody_replaces_leaves_fewer_ranks(
     ray_cluster: RayCluster, undisturbed: dict[str, Any]
 ) -> None:
-    """One rank does the work of two: the same episodes, and the same steps but for the rounding of sums."""
+    """One rank does the work of two: the same episodes, and the same steps but for the rounding of sums.
+
+    It offloads, so that its engine has to be given what it has trained.
+    """
     data = ray_cluster.hidden / "fewer"
     environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
-    allowed = {"ray.min_processes": 1, "ray.patience": 30}
+    allowed = {"ray.min_processes": 1, "ray.patience": 30, "optimizer.offload": "true"}
     process = kedro_command(*params(SHARDED, APART, allowed), data_root=data, **environment)
     checkpoints = data / "06_models" / RUN / "default" / "checkpoints"
     wait_until((checkpoints / "iter=00000" / "manifest.json").exists, "no checkpoint")

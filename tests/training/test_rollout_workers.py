@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
+from forked import start_fork
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
 from geo_sokoban_pipeline.distributed.launch import RankError
@@ -280,6 +281,21 @@ def die(setup: Setup, options: TrainOptions, folder: Path, at: str) -> None:
         list(go_on(setup, options, folder, Stored(folder / "episodes")))
 
 
+def run_and_die(setup: Setup, options: TrainOptions, folder: Path, at: str) -> None:
+    """Have a process of its own run until the point at which it dies; what it has started ends with it."""
+    small = replace(setup, policy=None, trained=None, episodes=[])  # what a run does not use does not travel
+    run = start_fork(die, small, options, folder, at)
+    below = psutil.Process(run.pid)
+    seen: set[psutil.Process] = set()
+    while run.exitcode is None:
+        with suppress(psutil.NoSuchProcess):
+            seen |= set(below.children(recursive=True))
+        run.join(0.1)
+    assert run.exitcode == -signal.SIGKILL
+    _, left = psutil.wait_procs(seen, timeout=60)
+    assert left == []
+
+
 @pytest.fixture(scope="module")
 def undisturbed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Stored]:
     """A run with rollouts beside the training that nobody kills: its checkpoints and what it gave."""
@@ -305,25 +321,12 @@ def test_rollouts_beside_the_training_end_with_the_same_files_whoever_is_killed(
 ) -> None:
     whole, wanted = undisturbed
     options, found = settings(setup.options, BESIDE), Stored(tmp_path / "episodes")
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
     if whom == "run":
-        small = replace(setup, policy=None, trained=None, episodes=[])  # what a run does not use does not travel
-        run = multiprocessing.get_context("spawn").Process(target=die, args=(small, options, tmp_path, at))
-        run.start()
-        below = psutil.Process(run.pid)
-        seen: set[psutil.Process] = set()
-        while run.exitcode is None:
-            with suppress(psutil.NoSuchProcess):
-                seen |= set(below.children(recursive=True))
-            run.join(0.1)
-        assert run.exitcode == -signal.SIGKILL
-        _, left = psutil.wait_procs(seen, timeout=60)
-        assert left == [], "what the run has started ends with it"
+        run_and_die(setup, options, tmp_path, at)
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    with killing("worker", at) if whom == "worker" else nullcontext():
         list(go_on(setup, options, tmp_path, found))
-    else:
-        with killing("worker", at):
-            list(go_on(setup, options, tmp_path, found))
-        assert sum(row.get("perf/worker_restarts", 0.0) for row in found.metrics.values()) == 1.0
+    assert sum(row.get("perf/worker_restarts", 0.0) for row in found.metrics.values()) == (whom == "worker")
     after = {process.pid for process in psutil.Process().children(recursive=True)}
     assert after - before <= resource_trackers()
     episodes, expected = found.read(), wanted.read()

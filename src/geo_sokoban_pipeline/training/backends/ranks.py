@@ -61,13 +61,14 @@ class RankedBackend:
         else:
             workers.read(workers.weights, lambda folder: replace(build, folder=folder))
         self._is_sharded = shape.shares_weights  # hybrid may have one shard a copy
+        self._is_apart = self._is_sharded or options.offload  # what is trained, from the engines' weights
         self._parts = Parts(workers.size, 1 if layout is None else layout.tensor_parallel)
         if layout is not None:
             self._first_copies = [rank - rank % layout.tensor_parallel for rank in range(workers.size)]
         else:
             shards = {"none": 1, "full": workers.size, "hybrid": workers.size // shape.replicas}[shape.sharding]
             self._first_copies = [rank % shards for rank in range(workers.size)]
-        workers.before_rollout = self.renew if self._is_sharded else None
+        workers.before_rollout = self.renew if self._is_apart else None
 
     @property
     def own(self) -> TorchBackend:
@@ -105,7 +106,7 @@ class RankedBackend:
 
     def renew(self) -> None:
         """See `TrainBackend`; every rank's own model."""
-        if self._is_sharded and self._is_stale:
+        if self._is_apart and self._is_stale:
             self._on_all(Renew())
         self._is_stale = False
 
