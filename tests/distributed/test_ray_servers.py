@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -20,7 +18,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from ray_cluster import RayCluster, is_rank, is_server, own_address, processes_of
-from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
+from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with, strike
 from servers import all_gone, launch_options, need_environment, tree
 
 PLACING = RayOptions(cpus=0.5, patience=60)
@@ -47,7 +45,7 @@ def joined(ray_cluster: RayCluster) -> Iterator[RayCluster]:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_with_or_without_its_actor_is_brought_back(
+def test_a_server_that_is_killed_in_a_response_with_or_without_its_actor_is_brought_back(
     joined: RayCluster, tiny_policy: Policy
 ) -> None:
     """It begins with arbitrary weights, so that none of its responses could come from another source than an update."""
@@ -63,16 +61,19 @@ def test_a_server_that_is_killed_with_or_without_its_actor_is_brought_back(
         for version, lost in enumerate((None, "server", "actor"), start=1):
             jolt(policy, version)
             engine.update_weights(None, version)
-            request = request_with(policy, [version], identity=version, max_new_tokens=40)
+            requests = [request_with(policy, [n], identity=n, max_new_tokens=300) for n in range(2)]
             if lost is not None:
                 actor = host_of(server.launched.pid)
                 life, whole = server.life, actor.children(recursive=True)
-                os.kill(server.launched.pid if lost == "server" else actor.pid, signal.SIGKILL)
+                striker = strike(server, server.launched.pid if lost == "server" else actor.pid)
+            responses = ask(engine, *requests)
+            for request in requests:
+                assert responses[request.id].weight_version == version
+                assert_sampled_by(policy, request, responses[request.id])
+            if lost is not None:
+                striker.join()
+                assert server.life > life
                 assert len(whole) > 1 and all_gone(whole, 60)
-            response = ask(engine, request)[request.id]
-            assert response.weight_version == version
-            assert_sampled_by(policy, request, response)
-            assert lost is None or server.life > life
         pid = server.launched.pid
         engine.close()
         second = SglangEngine(policy, options, servers.launcher)

@@ -112,7 +112,7 @@ def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
 @pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
 def test_geometry_has_the_bits_of_this_machine(ray_cluster: RayCluster, tmp_path: Path, task: str) -> None:
     run = f"train_{task}"
-    shape = {**SHARDED, "loop.iterations": 1, "rollout.workers": 2, "ray.cpus": 0.5}
+    shape = {**SHARDED, "loop.iterations": 1}
     finish(kedro_command(*params(shape, run=run), data_root=tmp_path))
     data = ray_cluster.hidden / task
     finish(kedro_command(*params(shape, APART, run=run), data_root=data, **ray_cluster.environment))

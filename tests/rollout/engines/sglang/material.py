@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+
 import numpy as np
 import torch
 
@@ -40,6 +45,25 @@ def ask(engine, *requests):
     while results := engine.poll():
         responses |= {result.id: result for result in results}
     return responses
+
+
+def kill(pid):
+    """SIGKILL."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def strike(server, pid, blow=kill):
+    """Hit a process of a server as soon as it samples; the thread that does."""
+
+    def wait_and_strike():
+        while not server.in_flight:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        blow(pid)
+
+    thread = threading.Thread(target=wait_and_strike, daemon=True)
+    thread.start()
+    return thread
 
 
 def expected_log_probs(policy, request, result):

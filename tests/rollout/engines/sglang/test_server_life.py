@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
-import signal
-import threading
-import time
 
 import pytest
 
@@ -15,27 +11,12 @@ from geo_sokoban_pipeline.config.server import FaultOptions
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_response, write_request
-from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
+from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, kill, request_with, strike
 from servers import all_gone, launch_options, stop, tree
 
 pytestmark = pytest.mark.slow
 # On a machine that does other work too a server that lives may be taken for one that hangs; that costs a restart more.
 FAULTS = {"health_interval": 2.0, "health_timeout": 60.0, "grace": 3.0, "restarts": 6, "tries": 8}
-
-
-def strike(server, how):
-    """Hit a server as soon as it samples."""
-    pid = server.launched.pid
-
-    def wait_and_strike():
-        while not server.in_flight:
-            time.sleep(0.01)
-        time.sleep(0.1)
-        stop(pid) if how == "hang" else os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=wait_and_strike, daemon=True)
-    thread.start()
-    return thread
 
 
 @pytest.mark.parametrize(("how", "router", "count"), [("kill", "none", 1), ("hang", "sticky", 2)])
@@ -53,7 +34,7 @@ def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router, count
         life = member.life
         processes = tree(member.launched.pid)
         assert len(processes) > 1  # the scheduler is a child of the server
-        striker = strike(member, how)
+        striker = strike(member, member.launched.pid, stop if how == "hang" else kill)
         responses = ask(engine, *requests)
         striker.join()
         assert member.life > life
@@ -89,7 +70,7 @@ def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglan
         requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
         struck, spared = engine.servers
         lives = struck.life, spared.life
-        striker = strike(struck, "kill")
+        striker = strike(struck, struck.launched.pid)
         responses = ask(engine, *requests)
         striker.join()
         assert spared.life == lives[1]
