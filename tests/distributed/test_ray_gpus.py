@@ -2,73 +2,79 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 from geo_sokoban_pipeline.config.ray import RayOptions
-from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.distributed.ray_placement import NoPlaceError, RankPlace, RayRanks, connected
-from geo_sokoban_pipeline.distributed.ray_servers import RayServer, shared_ranks
+from geo_sokoban_pipeline.distributed.ray_placement import NoPlaceError, RayRanks, connected
+from geo_sokoban_pipeline.distributed.ray_servers import RayServer, RayServers
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
 from geo_sokoban_pipeline.training.ray_group import servers_alone
 from rank_jobs import build
 from task_options import TrainOptions
 
 pytestmark = pytest.mark.slow
-PLACING = RayOptions(cpus=0.1, patience=30)
-HURRIED = PLACING.model_copy(update={"patience": 1.0})
+PLACING = RayOptions(cpus=0.1, patience=3)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _four_gpus() -> Iterator[None]:
     """A cluster of this machine that takes it for one with four GPUs."""
-    import ray
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")
+        import ray
 
-    ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False)
-    try:
-        with connected(PLACING, 1):
-            yield
-    finally:
-        ray.shutdown()
-
-
-class Unstarted(RayServer):
-    """A server whose actor is placed, and asked where it is; a program that does not exist takes SGLang's place."""
-
-    @property
-    def place(self) -> RankPlace:
-        assert self._place is not None
-        return self._place
+        ray._raylet.Config.initialize("")  # it has read the environment, perhaps before this
+        ray.init(address="local", num_cpus=1, num_gpus=4, include_dashboard=False)
+        try:
+            with connected(PLACING, 1):
+                yield
+        finally:
+            ray.shutdown()
 
 
-def place(policy: Policy, options: ServerOptions, placing: RayOptions, beside: Any = None) -> Unstarted:
-    """A server's actor, as an engine has it placed."""
-    server = Unstarted(options, policy, 0, placing, beside)
-    with pytest.raises(ServerLost, match="/no/such/python: no such interpreter"):
-        server.start()
-    return server
+def visible(server: RayServer) -> list[str]:
+    """GPUs that a server's program is shown."""
+    written = Path(f"{server.options.python}.gpus")
+    server.start()
+    deadline = time.monotonic() + 30
+    while not written.exists() or not (text := written.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    written.unlink()
+    return text.strip().split(",")
 
 
 def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
-    tiny_policy: Policy, train_options: TrainOptions
+    tiny_policy: Policy, train_options: TrainOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = ServerOptions(python="/no/such/python", tensor_parallel=2)
-    with closing(RayRanks(2, build, PLACING, 1)) as ranks:
-        server = place(tiny_policy, options, PLACING)
-        given = [place.gpus for place in (*ranks.places, server.place)]
-        assert [len(gpus) for gpus in given] == [1, 1, 2]
-        assert sorted(gpu for gpus in given for gpu in gpus) == ["0", "1", "2", "3"]
-        with pytest.raises(NoPlaceError, match="1 ranks of 1 GPU, 0.1 CPU each, .*found no place in 1 s"):
-            RayRanks(1, build, HURRIED, 1)
-        with pytest.raises(NoPlaceError, match="server 1 of 1 with 2 GPU, 0.1 CPU each, .*found no place in 1 s"):
-            Unstarted(options, tiny_policy, 0, HURRIED).start()
-
-        beside = shared_ranks(ranks.places, options, 0)
-        shared = place(tiny_policy, options, HURRIED, beside)
-        assert shared.place.gpus == ()
-        server.end()
-        shared.end()
+    """A server of an evaluation finds the two GPUs that the ranks leave; there was place for one server of two."""
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" > "$0.gpus"\n')
+    program.chmod(0o755)
+    server = {"count": 2, "tensor_parallel": 2, "python": str(program)}
+    values = {"placement": "ray", "processes": 2, "threads": 1, "ray": {**PLACING.model_dump(), "min_processes": 1}}
+    rollout = train_options.rollout.model_dump() | {"engine": "sglang", "server": server}
+    options = TrainOptions.model_validate(train_options.model_dump() | values | {"rollout": rollout})
+    with closing(RayRanks(2, build, PLACING, 1)) as ranks, servers_alone(options) as (fitting, launcher):
+        assert launcher is not None and fitting.rollout.server.count == 1
+        assert "place for 1 of 2 servers, which go on alone (ray.min_processes=1)" in caplog.text
+        alone = launcher.server(fitting.rollout.server, tiny_policy, 0)
+        given = [place.gpus for place in ranks.places]
+        assert [len(gpus) for gpus in given] == [1, 1]
+        assert sorted([*given[0], *given[1], *visible(alone)]) == ["0", "1", "2", "3"]
+        with pytest.raises(NoPlaceError, match="1 ranks of 0.1 CPU, 1 GPU each, .*found no place in 3 s"):
+            RayRanks(1, build, PLACING, 1)
+        with closing(RayServers(PLACING, ranks.places)) as servers:
+            shared = servers.launcher.server(fitting.rollout.server, tiny_policy, 0)
+            assert visible(shared) == [*given[0], *given[1]], "nothing was free, and nothing is needed"
+            shared.end()
+        alone.end()

@@ -132,6 +132,19 @@ def test_a_reference_computes_with_what_was_moved(
     np.testing.assert_array_equal(np.concatenate(scorer.log_probs(batches["boards"])), first)
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_trainer_that_sleeps_leaves_the_gpu_what_torch_kept(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, offload: bool
+) -> None:
+    """Servers take that memory back; an offloaded step leaves its largest in torch's hands as well."""
+    _, backend = build(setup, "adamw", offload=offload)
+    emptied: list[None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
+    backend.sleep()
+    assert len(emptied) == 1
+
+
 def test_replicas_have_nothing_to_offload() -> None:
     values = {"processes": 2, "threads": 1, "optimizer": {"offload": True}}
     with pytest.raises(ValueError, match=r"optimizer.offload=true with processes=2 and sharding=none: .*full or hyb"):
