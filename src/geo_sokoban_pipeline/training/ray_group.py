@@ -1,7 +1,7 @@
 """Workers that are all actors of a Ray cluster; the driver has no weights and computes no step.
 
 They get policy and own code through Ray's object store, so they need none of the driver's files. Where the cluster has
-too little place for all of them, the group is smaller if `ray.min_processes` allows it.
+too little place for all of them, the group is smaller if `ray.min_processes` allows it. So are servers without ranks.
 """
 
 from __future__ import annotations
