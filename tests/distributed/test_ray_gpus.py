@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +15,7 @@ from geo_sokoban_pipeline.distributed.ray_servers import RayServer, RayServers
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.ray_group import servers_alone
 from rank_jobs import build
+from ray_cluster import TOKEN
 from task_options import TrainOptions
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ def _four_gpus() -> Iterator[None]:
     """A cluster of this machine that takes it for one with four GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("RAY_raylet_start_wait_time_s", "120")
         import ray
