@@ -19,6 +19,7 @@ import psutil
 from geo_sokoban_pipeline.processes import supervised
 
 ROOT = Path(__file__).parents[1]
+TOKEN = secrets.token_hex(32)  # Ray keeps the first one that a process has used
 _RAY = Path(sys.executable).with_name("ray")
 _START = 600.0  # seconds in which a node has to start, in several tries
 _PORTS = range(20_000, 32_000)  # neither those of outgoing connections nor those that Ray gives its workers
@@ -53,7 +54,7 @@ class RayCluster:
     is_hiding: bool = True
     port: int = 0
     dashboard: int = 0
-    token: str = field(default_factory=lambda: secrets.token_hex(32))
+    token: str = TOKEN
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _started: int = 0
 

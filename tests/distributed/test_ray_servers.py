@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -11,11 +13,11 @@ import psutil
 import pytest
 
 from geo_sokoban_pipeline.config.ray import RayOptions
-from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
 from geo_sokoban_pipeline.distributed.ray_placement import RankPlace, connected
 from geo_sokoban_pipeline.distributed.ray_servers import RayServers, shared_ranks
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from ray_cluster import RayCluster, is_rank, is_server, own_address, processes_of
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with, strike
@@ -92,6 +94,25 @@ def test_a_server_that_cannot_start_on_its_node_says_why(joined: RayCluster, tin
     with closing(RayServers(PLACING)) as servers, pytest.raises(ServerLost, match=said):
         SglangEngine(tiny_policy, options, servers.launcher)
     assert joined.ranks() == []
+
+
+def test_a_late_answer_of_an_actor_holds_up_no_other_server() -> None:
+    def lost() -> str:
+        time.sleep(0.5)
+        return "its node is gone"
+
+    async def count_turns() -> int:
+        client, turns = ServerClient("http://127.0.0.1:1", FaultOptions(), 1), 0
+        waiting = asyncio.create_task(client.wait_until_ready(lost=lost))
+        while not waiting.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        await client.close()
+        with pytest.raises(ServerLost, match="ended while it started: its node is gone"):
+            await waiting
+        return turns
+
+    assert asyncio.run(count_turns()) > 10
 
 
 def places(*nodes: str) -> list[RankPlace]:

@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
 from geo_sokoban_pipeline.training.backends.factory import build_backend
-from geo_sokoban_pipeline.training.backends.ranks import ShardScorer
+from geo_sokoban_pipeline.training.backends.ranks import ReferenceScorer
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker_group import load_driver_policy
@@ -122,7 +122,7 @@ def test_a_reference_computes_with_what_was_moved(
     group = Group.alone("cpu")
     setting = PassSetting.of(OptimizerOptions(), 0.9)
     held = shard_policy(load_empty(setup.options.policy, tmp_path), group.mesh(), is_trained=False)
-    scorer = ShardScorer(GradientPass(held, setting, group))
+    scorer = ReferenceScorer(GradientPass(held, setting, group))
     first = np.concatenate(scorer.log_probs(batches["boards"]))
     parts = [own_part(parameter) for parameter in scorer.policy.model.parameters()]
     for root in (scorer.policy.network.language, scorer.policy.network.vision):
@@ -130,6 +130,19 @@ def test_a_reference_computes_with_what_was_moved(
     for part in parts:
         part.fill_(np.nan)
     np.testing.assert_array_equal(np.concatenate(scorer.log_probs(batches["boards"])), first)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_trainer_that_sleeps_leaves_the_gpu_what_torch_kept(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, offload: bool
+) -> None:
+    """Servers take that memory back; an offloaded step leaves its largest in torch's hands as well."""
+    _, backend = build(setup, "adamw", offload=offload)
+    emptied: list[None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
+    backend.sleep()
+    assert len(emptied) == 1
 
 
 def test_replicas_have_nothing_to_offload() -> None:

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
-from geo_sokoban_pipeline.training.backends import factory
+from geo_sokoban_pipeline.training.backends import ranks
 from geo_sokoban_pipeline.training.backends.base import DivergedError
 from geo_sokoban_pipeline.training.backends.factory import build_scorer
+from geo_sokoban_pipeline.training.backends.ranks import BuildScorer
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
@@ -72,24 +74,34 @@ def test_reference_log_probs_are_taken_at_the_sampling_temperature(
         assert np.abs(values - library_log_probs(tiny_policy, sample).detach().numpy()).max() > 0.01
 
 
-@pytest.mark.parametrize("compute", [None, "bfloat16"])
+@pytest.mark.parametrize(("compute", "in_a_rank"), [(None, False), ("bfloat16", False), ("bfloat16", True)])
 def test_the_reference_policy_waits_on_the_cpu_in_the_compute_type(
-    tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: Any
+    tiny_policy: Policy,
+    samples: list[TrainSample],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compute: Any,
+    in_a_rank: bool,
 ) -> None:
     """Its log-probs are bit for bit those of a policy whose weights every pass rounds."""
     save_policy(tiny_policy, tmp_path)
     options = TrainOptions.model_validate({"policy": {"compute": compute}})
     expected = TorchBackend(load_as(options.policy, tmp_path), options.optimizer).log_probs(samples)
     policy, places = load_as(options.policy, tmp_path), []
-    move = policy.model.to
-    monkeypatch.setattr(policy.model, "to", lambda place: places.append(str(place)) or move(place))
+    for root in (policy.network.language, policy.network.vision):
+        monkeypatch.setattr(root, "to", lambda place, move=root.to: places.append(str(place)) or move(place))
     monkeypatch.setattr(policy.model.__class__, "device", property(lambda _: torch.device("cpu", 0)))
-    monkeypatch.setattr(factory, "load_as", lambda *_: policy)
-    score = build_scorer(PolicyFolder(tmp_path, {}), options)
-    assert places == ["cpu"]
+    monkeypatch.setattr(ranks, "load_as", lambda *_: policy)
+    if in_a_rank:
+        score = (
+            BuildScorer(tmp_path, options.optimizer, 1.0, "full").build(options.policy, Group.alone("cpu")).log_probs
+        )
+    else:
+        score = build_scorer(PolicyFolder(tmp_path, {}), options)
+    assert places == ["cpu"] * 2
     for one, other in zip(score(samples), expected, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert places == ["cpu", "cpu:0", "cpu"]
+    assert places == ["cpu"] * 2 + ["cpu:0"] * 2 + ["cpu"] * 2
     layer, tower = policy.model.model.language_model.layers[0], policy.model.model.visual
     products = (layer.self_attn.q_proj, layer.mlp.up_proj, tower.blocks[0].attn.qkv, tower.merger.linear_fc1)
     kinds = {module.weight.dtype for module in products}

@@ -401,12 +401,20 @@ class TrainOptions(StrictModel):
         """The options with fewer ranks, and as many colocated servers as these have GPUs for."""
         if processes == self.processes:
             return self
-        server = self.rollout.server
+        server, fewer = self.rollout.server, self.model_copy(update={"processes": processes})
         if self.places_servers and server.colocated:
-            count = min(server.count, processes // server.tensor_parallel)
-            server = server.model_copy(update={"count": count})
-        rollout = self.rollout.model_copy(update={"server": server})
-        return self.model_copy(update={"processes": processes, "rollout": rollout})
+            return fewer.with_servers(min(server.count, processes // server.tensor_parallel))
+        return fewer
+
+    def with_servers(self, count: int) -> TrainOptions:
+        """The options with another number of servers."""
+        server = self.rollout.server.model_copy(update={"count": count})
+        return self.model_copy(update={"rollout": self.rollout.model_copy(update={"server": server})})
+
+    @property
+    def sent_policy(self) -> PolicyOptions:
+        """Options of a policy that the driver only sends: under Ray none of the GPUs is the driver's."""
+        return self.policy.model_copy(update={"device": "cpu"}) if self.placement == "ray" else self.policy
 
     @property
     def busy_processes(self) -> int:

@@ -49,7 +49,8 @@ class RayOptions(StrictModel):
         None,
         description="Ranks with which a run begins, or goes on after a lost node, where the cluster has no place for "
         "all `processes` within `patience` seconds: as many as there is place for, but so many at least. Steps are "
-        "those of all ranks but for the rounding of sums. None: as many as `processes`.",
+        "those of all ranks but for the rounding of sums. An evaluation then takes as many servers as there is place "
+        "for, one at least. None: as many as `processes`, and all servers.",
     )
     max_restarts: CountOrZero = Field(
         3,

@@ -271,6 +271,11 @@ class ServerOptions(StrictModel):
         return "[::1]" if ":" in self.host else "127.0.0.1"
 
     @property
+    def gpus(self) -> int:
+        """GPUs that one launched server computes on."""
+        return self.tensor_parallel if self.device == "cuda" else 0
+
+    @property
     def hashed_environment(self) -> dict[str, str]:
         """Variables with hashes in place of their values: a change is noticed, and nothing can be read."""
         return {name: hash_secret(name, value.get_secret_value()) for name, value in self.environment.items()}

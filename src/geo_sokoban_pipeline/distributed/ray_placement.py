@@ -15,7 +15,6 @@ import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -34,6 +33,7 @@ from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.group import LOOPBACK, has_lost_a_rank
 from geo_sokoban_pipeline.distributed.launch import DeadRankError, Done, Failed, Job, LostRankError, RankError
 from geo_sokoban_pipeline.distributed.links import Conversation, Line, checked, converse_safely
+from geo_sokoban_pipeline.distributed.scratch import make_scratch
 from geo_sokoban_pipeline.processes import count_cores
 from geo_sokoban_pipeline.runs.storage import MANIFEST, Files
 
@@ -80,14 +80,14 @@ class Rank:
 
     def __init__(self, title: str, files: Mapping[str, bytes], imports: Sequence[str]) -> None:
         self._title, self._state, self._began = title, None, 0.0
-        self._scratch = tempfile.mkdtemp(prefix="geo_sokoban-")
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
+        logging.getLogger(__package__.partition(".")[0]).setLevel(logging.INFO)
+        self._scratch = str(make_scratch())
         os.chdir(self._scratch)
         for name, content in files.items():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(content)
         sys.path += [f"{self._scratch}/{name}" for name in imports]
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
-        logging.getLogger(__package__.partition(".")[0]).setLevel(logging.INFO)
         # What comes from Ray's object store is read-only; nothing here writes into it.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         send_tensors_as_arrays()

@@ -230,9 +230,9 @@ class RayServer:
         """Start an actor."""
         import ray
 
-        gpus = self.options.tensor_parallel if self.options.device == "cuda" else 0
         for is_last in placings(self._placing):
             if self._beside is None:
+                gpus = self.options.gpus
                 self._bundles = reserve(1, f"{self._title} with", self._placing, gpus)
                 given = (self._title, self._bundles, 0, self._placing, gpus, self._files, ())
                 self._actor = start_actor(ServerHost, *given, calls=4)

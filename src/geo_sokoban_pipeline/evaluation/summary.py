@@ -160,7 +160,7 @@ def _evaluate_policy(
     launcher: Launcher | None,
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
     """Summary rows of one policy, and its trajectories without ablations."""
-    policy = load_as(options.policy, folder.path)
+    policy = load_as(options.sent_policy if options.places_servers else options.policy, folder.path)
     task = task_of(options.task)
     rows, trajectories = [], []
     with closing(build_engine(policy, options.rollout, launcher)) as engine:

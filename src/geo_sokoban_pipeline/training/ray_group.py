@@ -1,22 +1,24 @@
 """Workers that are all actors of a Ray cluster; the driver has no weights and computes no step.
 
 They get policy and own code through Ray's object store, so they need none of the driver's files. Where the cluster has
-too little place for all of them, the group is smaller if `ray.min_processes` allows it.
+too little place for all of them, the group is smaller if `ray.min_processes` allows it. So are servers without ranks.
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.links import Conversation, Link
 from geo_sokoban_pipeline.distributed.ray_placement import (
     NoPlaceError,
@@ -25,6 +27,7 @@ from geo_sokoban_pipeline.distributed.ray_placement import (
     RayRanks,
     connected,
     gpus_of_a_rank,
+    reserve,
 )
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
 
 logger = logging.getLogger(__name__)
+Placed = TypeVar("Placed")
 Renamed = TypeVar("Renamed", TrainOptions, RolloutSettings)
 _SHORT = 10.0  # seconds in which fewer ranks than wanted find their places, when the cluster has been waited for
 
@@ -69,7 +73,8 @@ class RayWorkers:
             gpus = gpus_of_a_rank(options.ray, options.policy.device)
             self._device = "cuda" if gpus else "cpu"
             self.code = OwnCode.of(options)
-            self.options, self.ranks = self._place(policy, options, gpus)
+            self.options, self.ranks = _largest(sizes(options), partial(self._place, policy, gpus))
+            _warn_of_fewer("ranks", self.options.processes, options.processes, options)
             opened.callback(self.ranks.close)
             self.weights = folder if self.options.shares_weights else None
             self.launcher: Launcher | None = None
@@ -79,35 +84,15 @@ class RayWorkers:
             self._has_joined = False
             self._owned = opened.pop_all()
 
-    def _place(self, policy: Policy, options: TrainOptions, gpus: int) -> tuple[TrainOptions, RayRanks]:
-        """The ranks, and options with their number.
+    def _place(self, policy: Policy, gpus: int, found: TrainOptions, ray: RayOptions) -> RayRanks:
+        """The ranks of some options.
 
         Raises:
-            NoPlaceError: there is no place for as many as allowed.
+            NoPlaceError: there is no place for them.
         """
-        chosen = options.model_copy(update={"policy": options.policy.model_copy(update={"device": self._device})})
-        for found in sizes(options):
-            own = self.code.renamed(chosen.with_processes(found.processes))
-            build = replace(Blueprint.of(policy, own), folder=None, is_empty=found.shares_weights)
-            is_first = found.processes == options.processes
-            patience = options.ray.patience if is_first else min(_SHORT, options.ray.patience)
-            ray = options.ray.model_copy(update={"patience": patience})
-            try:
-                ranks = RayRanks(found.processes, build, ray, gpus, self.code.files, self.code.imports)
-            except NoPlaceError as error:
-                if found.processes == (options.ray.min_processes or options.processes):
-                    raise
-                logger.debug("%s", error)
-                continue
-            if not is_first:
-                logger.warning(
-                    "the cluster has place for %d of %d ranks, which go on alone (ray.min_processes=%d)",
-                    found.processes,
-                    options.processes,
-                    options.ray.min_processes,
-                )
-            return found, ranks
-        raise AssertionError("the smallest group was refused or placed")
+        chosen = found.model_copy(update={"policy": found.policy.model_copy(update={"device": self._device})})
+        build = replace(Blueprint.of(policy, self.code.renamed(chosen)), folder=None, is_empty=found.shares_weights)
+        return RayRanks(found.processes, build, ray, gpus, self.code.files, self.code.imports)
 
     def joined(self) -> RayRanks:
         """The ranks, which have joined each other and have their weights."""
@@ -141,20 +126,86 @@ def sizes(options: TrainOptions) -> Iterator[TrainOptions]:
         yield options.with_processes(processes)
 
 
+def _largest(
+    tries: Iterable[TrainOptions], place: Callable[[TrainOptions, RayOptions], Placed]
+) -> tuple[TrainOptions, Placed]:
+    """The first options whose actors find their places, and what `place` made of them; it gets Ray's patience.
+
+    Args:
+        tries: the largest first.
+
+    Raises:
+        NoPlaceError: there is no place for the last ones.
+    """
+    refusal: NoPlaceError | None = None
+    for found in tries:
+        patience = found.ray.patience if refusal is None else min(_SHORT, found.ray.patience)
+        try:
+            return found, place(found, found.ray.model_copy(update={"patience": patience}))
+        except NoPlaceError as error:
+            logger.debug("%s", error)
+            refusal = error
+    assert refusal is not None
+    raise refusal
+
+
+def _warn_of_fewer(what: str, found: int, wanted: int, options: TrainOptions) -> None:
+    if found < wanted:
+        logger.warning(
+            "the cluster has place for %d of %d %s, which go on alone (ray.min_processes=%d)",
+            found,
+            wanted,
+            what,
+            options.ray.min_processes,
+        )
+
+
 @contextmanager
-def servers_of_ray(options: TrainOptions, beside: Sequence[RankPlace] | None = None) -> Iterator[Launcher | None]:
-    """What launches servers in the Ray cluster, for the `with` block; they end with it. None: Ray places none.
+def servers_of_ray(options: TrainOptions, beside: Sequence[RankPlace] | None = None) -> Iterator[Launcher]:
+    """What launches servers in the Ray cluster, for the `with` block; they end with it.
 
     Args:
         beside: places of ranks with which the servers take turns. None: they have GPUs of their own.
     """
-    if not options.places_servers:
-        yield None
-        return
     from geo_sokoban_pipeline.distributed.ray_servers import RayServers
 
     with connected(options.ray, options.rollout.server.count), closing(RayServers(options.ray, beside)) as servers:
         yield servers.launcher
+
+
+@contextmanager
+def servers_alone(options: TrainOptions) -> Iterator[tuple[TrainOptions, Launcher | None]]:
+    """Options, and what launches their servers in a Ray cluster without ranks; None: Ray places none.
+
+    With `ray.min_processes` they are as many as there is place for, one at least.
+
+    Raises:
+        NoPlaceError: there is place for none.
+    """
+    if not options.places_servers:
+        yield options, None
+        return
+    wanted = options.rollout.server
+    with servers_of_ray(options) as launcher:
+        if options.ray.min_processes is not None:
+            tries = (options.with_servers(count) for count in range(wanted.count, 0, -1))
+            options, _ = _largest(tries, _try_servers)
+            _warn_of_fewer("servers", options.rollout.server.count, wanted.count, options)
+        yield options, launcher
+
+
+def _try_servers(options: TrainOptions, ray: RayOptions) -> None:
+    """See that servers find their places, and leave these free for them.
+
+    Raises:
+        NoPlaceError: they do not.
+    """
+    from ray.util.placement_group import remove_placement_group
+
+    server = options.rollout.server
+    # Each is placed by itself, so the strategy of the ranks does not hold for them.
+    apart = ray.model_copy(update={"strategy": "PACK"})
+    remove_placement_group(reserve(server.count, f"{server.count} servers with", apart, server.gpus))
 
 
 def _actors(options: TrainOptions) -> int:

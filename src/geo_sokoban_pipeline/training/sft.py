@@ -53,7 +53,7 @@ def run_sft(
         prompts: rows that demonstrations are drawn from.
         state: folder with weights and optimizer state to continue from; None: the policy's weights alone.
         first: number of the first demonstration; earlier ones have been trained on.
-        workers: whose ranks take every step together; None: this process alone.
+        workers: whose ranks take every step together, perhaps fewer than wanted; None: this process alone.
 
     Returns:
         History and backend. The history has one row per validation: `step`, `seconds` and `cpu_seconds` of training so
@@ -61,6 +61,8 @@ def run_sft(
         `greedy_solve_rate`.
     """
     warm = options.warm_start
+    if workers is not None:
+        options = options.with_processes(workers.size)
     expert = Demonstrator(prompts, policy, options, seed, _TRAINING)
     history: list[dict[str, float]] = []
     losses: list[float] = []

@@ -125,17 +125,17 @@ def evaluate_control(
 ) -> dict[str, Any]:
     """The control on the evaluation prompts, in the way of the run's own policies."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.ray_group import servers_of_ray
+    from geo_sokoban_pipeline.training.ray_group import servers_alone
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
     prepare_process(options.threads)
-    with servers_of_ray(options) as launcher:
+    with servers_alone(options) as (fitting, launcher):
         summary, _ = evaluate_policies(
             f"control_{options.task}",
             seed,
             {f"control_{control.imitate}": policy},
             read_rows(eval_prompts),
-            options,
+            fitting,
             baselines=False,
             ablations=False,
             launcher=launcher,

@@ -74,7 +74,7 @@ def collect_trajectories(
     else:
         source = policy_of()
         manifest = source.manifest
-        policy = load_as(settings.policy, source.path)
+        policy = load_as(settings.sent_policy, source.path)
     first = int(manifest.get("policy_version", 0))
     following, cursor = first, manifest.get("sampler")
     # Nothing is trained, so that each rank needs whole weights, and no part of them.
@@ -85,7 +85,8 @@ def collect_trajectories(
             # Servers and rollout workers roll out for all processes; in a Ray cluster they need its connection.
             needs_ranks = settings.ranks_roll_out or settings.placement == "ray"
             workers = owned.enter_context(open_worker_group(policy, whole_weights)) if needs_ranks else None
-            rolling = owned.enter_context(open_rollouts(policy, settings, workers))
+            fitting = settings if workers is None else settings.with_processes(workers.size)
+            rolling = owned.enter_context(open_rollouts(policy, fitting, workers))
             engine, run = rolling.engine, f"rollout_{settings.task}"
             sampler = build_sampler(rows, settings, seed, cursor)
             collector = Collector(run, seed, settings, rows, policy, engine, rolling.function, rolling.take_metrics)
@@ -174,20 +175,20 @@ def evaluate_stored(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.ray_group import servers_of_ray
+    from geo_sokoban_pipeline.training.ray_group import servers_alone
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
     source, training = options.source, read_rows(prompts)
     check_prompts(trained_on(), source, training)
     prepare_process(settings.threads)
     name = f"{source.run_id}@{source.checkpoint}"
-    with servers_of_ray(settings) as launcher:
+    with servers_alone(settings) as (fitting, launcher):
         summary, played = evaluate_policies(
             f"evaluate_{settings.task}",
             seed,
             {name: policy_of()},
             read_rows(eval_prompts),
-            settings,
+            fitting,
             training=training,
             launcher=launcher,
         )

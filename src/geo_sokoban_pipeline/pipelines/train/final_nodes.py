@@ -82,15 +82,15 @@ def evaluate_policies(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Warm-start policy, final policy and baselines on the evaluation prompts."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
-    from geo_sokoban_pipeline.training.ray_group import servers_of_ray
+    from geo_sokoban_pipeline.training.ray_group import servers_alone
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
     prepare_process(options.threads)
     policies = {"warm_start": policy, "final": final_policy}
     training = read_rows(prompts)
     run, held_out = f"train_{options.task}", read_rows(eval_prompts)
-    with servers_of_ray(options) as launcher:
-        summary, episodes = evaluate(run, seed, policies, held_out, options, training=training, launcher=launcher)
+    with servers_alone(options) as (fitting, launcher):
+        summary, episodes = evaluate(run, seed, policies, held_out, fitting, training=training, launcher=launcher)
     if better := final_policy.manifest.get("better"):
         summary["better"] = better
     return {**summary, "data_id": identity["id"]}, episodes

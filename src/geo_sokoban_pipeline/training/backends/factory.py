@@ -8,10 +8,10 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, store_in_compute_type
+from geo_sokoban_pipeline.policies.policy import Policy, load_empty
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.ranks import BuildBackend, RankedBackend, RankedScorer
+from geo_sokoban_pipeline.training.backends.ranks import BuildBackend, BuildScorer, RankedBackend, RankedScorer
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
@@ -51,22 +51,7 @@ def build_scorer(
     Args:
         workers: whose ranks hold a part of it each, where they do of the trained policy. None: this process alone.
     """
+    temperature = options.rollout.sampling.temperature
     if workers is not None and (options.shares_weights or not workers.drives_a_rank):
-        temperature = options.rollout.sampling.temperature
         return RankedScorer(load_empty(options.policy, folder.path), options.optimizer, temperature, workers)
-    policy = load_as(options.policy, folder.path)
-    device = policy.model.device
-    store_in_compute_type(policy)
-    # Nothing is trained, so there is nothing to offload.
-    optimizer = options.optimizer.model_copy(update={"offload": False})
-    backend = build_backend(policy, optimizer, options.rollout.sampling.temperature)
-    policy.model.to("cpu")
-
-    def score(samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        policy.model.to(device)
-        try:
-            return backend.log_probs(samples)
-        finally:
-            policy.model.to("cpu")
-
-    return score
+    return BuildScorer(folder.path, options.optimizer, temperature).build(options.policy).log_probs

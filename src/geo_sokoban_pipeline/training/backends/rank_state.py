@@ -121,13 +121,12 @@ class RankState:
         self._move(self._device)
 
     def _move(self, device: torch.device | str) -> None:
-        if self.options.offload:
-            return
-        if self._is_sharded:
-            move_shards(self.trained_policy, device)
-        else:
-            self.trained_policy.model.to(device)
-        self.optimizers.move(device)
+        if not self.options.offload:
+            if self._is_sharded:
+                move_shards(self.trained_policy, device)
+            else:
+                self.trained_policy.model.to(device)
+            self.optimizers.move(device)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # what torch keeps for later use, nobody else could take
 

@@ -177,14 +177,14 @@ class RankedBackend:
         return self._workers.run_jobs([job] * self._workers.size)
 
 
-class ShardScorer:
-    """A rank's part of a policy that is not trained. Between calls it waits in the memory of the CPU.
+class ReferenceScorer:
+    """A policy that is not trained, or a rank's part of it. Between calls it waits in the memory of the CPU.
 
     Args:
-        passes: over this rank's part, which lies on the device that computes.
+        passes: over the policy, which lies on the device that computes.
 
     Attributes:
-        policy: with this rank's part.
+        policy: whole, or this rank's part.
     """
 
     def __init__(self, passes: GradientPass) -> None:
@@ -221,9 +221,9 @@ class RankedScorer:
         )
 
     @property
-    def own(self) -> ShardScorer:
+    def own(self) -> ReferenceScorer:
         """The driver's part, where the driver is a rank."""
-        scorer: ShardScorer = self._workers.own.scorer
+        scorer: ReferenceScorer = self._workers.own.scorer
         return scorer
 
     def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
@@ -428,8 +428,8 @@ class BuildScorer:
     folder: Path
     options: OptimizerOptions
     temperature: float
-    sharding: str
-    replicas: int
+    sharding: str = "none"
+    replicas: int = 1
     megatron: MegatronOptions | None = None
 
     def __call__(self, worker: Worker) -> None:
@@ -437,22 +437,23 @@ class BuildScorer:
         assert worker.group is not None
         worker.scorer = self.build(worker.options.policy, worker.group)
 
-    def build(self, chosen: PolicyOptions, group: Group) -> ShardScorer | GradientPass:
-        """The scorer of a rank."""
+    def build(self, chosen: PolicyOptions, group: Group | None = None) -> ReferenceScorer:
+        """The scorer of a rank, or of a process alone."""
         if self.megatron is not None:
             from geo_sokoban_pipeline.training.backends.megatron.backend import build_parallel_pass
 
+            assert group is not None
             empty = load_empty(chosen, self.folder)
             passes = build_parallel_pass(empty, self.options, self.temperature, group, self.megatron)
-            return ShardScorer(passes)
+            return ReferenceScorer(passes)
         setting = PassSetting.of(self.options, self.temperature)
-        mesh = mesh_of(group, self.sharding, self.replicas)
+        mesh = None if group is None else mesh_of(group, self.sharding, self.replicas)
         if mesh is not None:
             held = shard_policy(load_empty(chosen, self.folder), mesh, is_trained=False)
-            return ShardScorer(GradientPass(held, setting, group, device_of_mesh(mesh)))
+            return ReferenceScorer(GradientPass(held, setting, group, device_of_mesh(mesh)))
         policy = load_as(chosen, self.folder)
         store_in_compute_type(policy)
-        return GradientPass(policy, setting)
+        return ReferenceScorer(GradientPass(policy, setting))
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class ServerClient:
         """
         seconds, began = self._faults.start_timeout, time.monotonic()
         while not await self.is_ready(path):
-            reason = None if lost is None else lost()
+            reason = None if lost is None else await asyncio.to_thread(lost)  # an actor may answer late
             if reason is not None:
                 raise ServerLost(f"{self.url} ended while it started: {reason}")
             if time.monotonic() - began > seconds:

@@ -1,0 +1,80 @@
+"""Ray gives each GPU to one actor. It only counts them, so that a machine without GPUs shows whose they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from geo_sokoban_pipeline.config.ray import RayOptions
+from geo_sokoban_pipeline.distributed.ray_placement import NoPlaceError, RayRanks, connected
+from geo_sokoban_pipeline.distributed.ray_servers import RayServer, RayServers
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.training.ray_group import servers_alone
+from rank_jobs import build
+from ray_cluster import TOKEN
+from task_options import TrainOptions
+
+pytestmark = pytest.mark.slow
+PLACING = RayOptions(cpus=0.1, patience=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _four_gpus() -> Iterator[None]:
+    """A cluster of this machine that takes it for one with four GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")
+        import ray
+
+        ray._raylet.Config.initialize("")  # it has read the environment, perhaps before this
+        ray.init(address="local", num_cpus=1, num_gpus=4, include_dashboard=False)
+        try:
+            with connected(PLACING, 1):
+                yield
+        finally:
+            ray.shutdown()
+
+
+def visible(server: RayServer) -> list[str]:
+    """GPUs that a server's program is shown."""
+    written = Path(f"{server.options.python}.gpus")
+    server.start()
+    deadline = time.monotonic() + 30
+    while not written.exists() or not (text := written.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    written.unlink()
+    return text.strip().split(",")
+
+
+def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
+    tiny_policy: Policy, train_options: TrainOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server of an evaluation finds the two GPUs that the ranks leave; there was place for one server of two."""
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" > "$0.gpus"\n')
+    program.chmod(0o755)
+    server = {"count": 2, "tensor_parallel": 2, "python": str(program)}
+    values = {"placement": "ray", "processes": 2, "threads": 1, "ray": {**PLACING.model_dump(), "min_processes": 1}}
+    rollout = train_options.rollout.model_dump() | {"engine": "sglang", "server": server}
+    options = TrainOptions.model_validate(train_options.model_dump() | values | {"rollout": rollout})
+    with closing(RayRanks(2, build, PLACING, 1)) as ranks, servers_alone(options) as (fitting, launcher):
+        assert launcher is not None and fitting.rollout.server.count == 1
+        assert "place for 1 of 2 servers, which go on alone (ray.min_processes=1)" in caplog.text
+        alone = launcher.server(fitting.rollout.server, tiny_policy, 0)
+        given = [place.gpus for place in ranks.places]
+        assert [len(gpus) for gpus in given] == [1, 1]
+        assert sorted([*given[0], *given[1], *visible(alone)]) == ["0", "1", "2", "3"]
+        with pytest.raises(NoPlaceError, match="1 ranks of 0.1 CPU, 1 GPU each, .*found no place in 3 s"):
+            RayRanks(1, build, PLACING, 1)
+        with closing(RayServers(PLACING, ranks.places)) as servers:
+            shared = servers.launcher.server(fitting.rollout.server, tiny_policy, 0)
+            assert visible(shared) == [*given[0], *given[1]], "nothing was free, and nothing is needed"
+            shared.end()
+        alone.end()
