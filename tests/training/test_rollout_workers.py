@@ -183,7 +183,7 @@ def test_groups_without_a_signal_are_replaced_as_in_one_process(setup: Setup, tw
 
 
 def test_aborted_responses_are_continued_as_if_nobody_had_aborted_them(setup: Setup, two: RolloutWorkers) -> None:
-    turn = {"rollout__max_turns": 1, "rollout__max_conversations": 2}
+    turn = {"rollout__max_turns": 1, "rollout__max_conversations": 2, "grpo__mixed_versions": "keep"}
     whole = {episode.trajectory_id: episode for episode in collect_alone(setup, grpo__groups=8, **turn)[0]}
     options = changed(setup, WORKERS, rollout__partial=True, rollout__over_sampling=2.0, **turn)
     made = Collector("train_sokoban", 0, options, setup.rows, setup.policy, two, two.rollout)
