@@ -183,9 +183,13 @@ def test_groups_without_a_signal_are_replaced_as_in_one_process(setup: Setup, tw
 
 
 def test_aborted_responses_are_continued_as_if_nobody_had_aborted_them(setup: Setup, two: RolloutWorkers) -> None:
-    turn = {"rollout__max_turns": 1, "rollout__max_conversations": 2, "grpo__mixed_versions": "keep"}
+    turn: dict[str, Any] = {"rollout__max_turns": 1, "rollout__max_conversations": 2, "grpo__mixed_versions": "keep"}
     whole = {episode.trajectory_id: episode for episode in collect_alone(setup, grpo__groups=8, **turn)[0]}
-    options = changed(setup, WORKERS, rollout__partial=True, rollout__over_sampling=2.0, **turn)
+    slow = setup.rows[build_sampler(setup.rows, setup.options, 0, None).draw(0, 8)[0]][
+        "id"
+    ]  # the other worker is first
+    turn |= {"rollout__partial": True, "rollout__over_sampling": 2.0} | awkward(setup, slow, seconds=2.0, step=1)
+    options = changed(setup, WORKERS, **turn)
     made = Collector("train_sokoban", 0, options, setup.rows, setup.policy, two, two.rollout)
     sampler = build_sampler(setup.rows, options, 0, None)
     first, _ = made.collect(0, sampler)
