@@ -38,12 +38,12 @@ class AwkwardEnv:
 
 
 def build_env(sample: dict[str, Any], args: dict[str, Any]) -> Any:
-    """Environment of a row: awkward where its number is `args["row"]`, else Sokoban's own."""
+    """Environment of a row: awkward where its id is `args["row"]` or that is `any`, else Sokoban's own."""
     own = dict(args)
     row, sign, mark, seconds = (own.pop(name, None) for name in ("row", "sign", "mark", "seconds"))
     step = own.pop("step", 2)
     env = build_sokoban(sample, own)
-    if row is None or sample["id"] != row:
+    if row is None or row not in (sample["id"], "any"):
         return env
     number = None if sign is None else getattr(signal, sign)
     return AwkwardEnv(env, number, mark or "", seconds or 0.0, step)
