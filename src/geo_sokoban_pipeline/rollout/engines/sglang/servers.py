@@ -175,7 +175,7 @@ class Server:
             return self.life
 
     async def place(self) -> ServerPlace:
-        """Where it is, once a restart in progress is over: not before has it its weights."""
+        """Where it is, once a restart in progress is over: only then it has its weights."""
         async with self.lock:
             return ServerPlace(self.url, self.life)
 
