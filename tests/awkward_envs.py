@@ -12,23 +12,24 @@ from geo_sokoban_pipeline.envs.sokoban.env import build_env as build_sokoban
 
 
 class AwkwardEnv:
-    """An environment whose second step may be awkward; all else is Sokoban's.
+    """An environment one of whose steps may be awkward; all else is Sokoban's.
 
     Args:
         sign: sent to this process, once: where `mark`, a file, is missing.
         seconds: that the step sleeps.
+        number: of the step, from 1.
     """
 
-    def __init__(self, env: Any, sign: int | None, mark: str, seconds: float) -> None:
+    def __init__(self, env: Any, sign: int | None, mark: str, seconds: float, number: int) -> None:
         self._env, self._sign, self._mark, self._seconds = env, sign, Path(mark), seconds
-        self._steps = 0
+        self._steps, self._number = 0, number
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
     def step(self, text: str) -> Any:
         self._steps += 1
-        if self._steps == 2:
+        if self._steps == self._number:
             time.sleep(self._seconds)
             if self._sign is not None and not self._mark.exists():
                 self._mark.touch()
@@ -37,11 +38,12 @@ class AwkwardEnv:
 
 
 def build_env(sample: dict[str, Any], args: dict[str, Any]) -> Any:
-    """Environment of a row: awkward where its number is `args["row"]`, else Sokoban's own."""
+    """Environment of a row: awkward where its id is `args["row"]` or that is `any`, else Sokoban's own."""
     own = dict(args)
     row, sign, mark, seconds = (own.pop(name, None) for name in ("row", "sign", "mark", "seconds"))
+    step = own.pop("step", 2)
     env = build_sokoban(sample, own)
-    if row is None or sample["id"] != row:
+    if row is None or row not in (sample["id"], "any"):
         return env
     number = None if sign is None else getattr(signal, sign)
-    return AwkwardEnv(env, number, mark or "", seconds or 0.0)
+    return AwkwardEnv(env, number, mark or "", seconds or 0.0, step)

@@ -22,12 +22,14 @@ class Proxy:
         url: of the proxy.
         seen: paths of all requests, in order.
         answered: answers of the server to `/generate` so far.
+        is_closed: whether nothing listens at `url` any more.
     """
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.seen: list[str] = []
         self.answered = 0
+        self.is_closed = False
         self._faults: dict[str, list[Fault]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -41,6 +43,7 @@ class Proxy:
         self._faults.setdefault(path, []).extend(faults)
 
     def close(self) -> None:
+        self.is_closed = True
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

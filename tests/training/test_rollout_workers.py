@@ -6,7 +6,9 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
@@ -24,7 +26,11 @@ from forked import start_fork
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
 from geo_sokoban_pipeline.distributed.launch import RankError
-from geo_sokoban_pipeline.distributed.ray_placement import connected
+from geo_sokoban_pipeline.distributed.links import LocalLink
+from geo_sokoban_pipeline.distributed.ray_placement import RayLink, connected
+from geo_sokoban_pipeline.policies.policy import save_policy
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
@@ -51,10 +57,23 @@ def two(setup: Setup) -> Iterator[RolloutWorkers]:
 
 def collect(setup: Setup, workers: RolloutWorkers, **changes: Any) -> tuple[list[Trajectory], dict[str, float | None]]:
     """Episodes of a first iteration, and its metrics."""
-    options = settings(setup.options, WORKERS | {name.replace("__", "."): value for name, value in changes.items()})
+    options = changed(setup, WORKERS, **changes)
     made = Collector("train_sokoban", 0, options, setup.rows, setup.policy, workers, workers.rollout)
     made.take_metrics = workers.take_metrics
     return made.collect(0, build_sampler(setup.rows, options, 0, None))
+
+
+def collect_alone(setup: Setup, **changes: Any) -> tuple[list[Trajectory], dict[str, float | None]]:
+    """The same in this process."""
+    options = changed(setup, {}, **changes)
+    with closing(build_engine(setup.policy, options.rollout)) as engine:
+        made = Collector("train_sokoban", 0, options, setup.rows, setup.policy, engine)
+        return made.collect(0, build_sampler(setup.rows, options, 0, None))
+
+
+def changed(setup: Setup, base: dict[str, Any], **changes: Any) -> TrainOptions:
+    """Options with changes by name, whose dots are two underscores."""
+    return settings(setup.options, base | {name.replace("__", "."): value for name, value in changes.items()})
 
 
 def assert_same(found: list[Trajectory], wanted: list[Trajectory], tolerance: float = 0.0) -> None:
@@ -149,29 +168,123 @@ def test_one_gives_the_bits_of_none_and_more_losses_than_allowed_end_the_run(set
     assert not psutil.pid_exists(pid)
 
 
+def is_stopped(pid: int) -> bool:
+    return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def test_groups_without_a_signal_are_replaced_as_in_one_process(setup: Setup, two: RolloutWorkers) -> None:
+    changes = {"grpo__filter": "mixed_success", "grpo__max_refill": 3.0}
+    found, metrics = collect(setup, two, **changes)
+    alone, wanted = collect_alone(setup, **changes)
+    assert_same(found, alone, 1e-5)
+    assert [episode.drop_reason for episode in found] == [episode.drop_reason for episode in alone]
+    assert len({episode.group_index for episode in found}) > setup.options.grpo.groups
+    assert metrics["rollout/trained_ratio"] == wanted["rollout/trained_ratio"]
+
+
+def test_aborted_responses_are_continued_as_if_nobody_had_aborted_them(setup: Setup) -> None:
+    turn: dict[str, Any] = {"rollout__max_turns": 1, "rollout__max_conversations": 2, "grpo__mixed_versions": "keep"}
+    whole = {episode.trajectory_id: episode for episode in collect_alone(setup, grpo__groups=8, **turn)[0]}
+    turn |= {"rollout__partial": True, "rollout__over_sampling": 2.0} | awkward(setup, "any", seconds=0.3, step=1)
+    options = changed(setup, WORKERS, **turn)
+    sampler = build_sampler(setup.rows, options, 0, None)
+    with closing(RolloutWorkers(setup.policy, options)) as workers:  # each with places for two episodes
+        made = Collector("train_sokoban", 0, options, setup.rows, setup.policy, workers, workers.rollout)
+        workers.update_weights(None, 0)
+        first, _ = made.collect(0, sampler)
+        kept = list(made.partial.groups)
+        workers.update_weights(None, 1)
+        second, _ = made.collect(1, sampler)
+    ended = [episode for episode in first if episode.status != "aborted"]
+    assert_same(ended, [whole[episode.trajectory_id] for episode in ended], 1e-5)
+    assert len({episode.group_index for episode in first if episode.trained}) == options.grpo.groups
+    broken = sorted({episode.group_index for episode in first if episode.status == "aborted"})
+    before = [episode for episode in first if episode.group_index in broken]
+    assert len(kept) == len(broken) >= 1
+    after = [episode for episode in second if episode.group_index < len(broken)]
+    assert [episode.seed for episode in after] == [episode.seed for episode in before]
+    assert len({episode.group_index for episode in second}) == 2 * options.grpo.groups
+    for old, new in zip(before, after, strict=True):
+        uninterrupted = whole[old.trajectory_id]
+        count = int(old.loss_mask.sum())
+        versions = [version for version, first, last in new.weight_spans for _ in range(first, last)]
+        assert versions[:count] == [0] * count
+        assert set(versions[count:]) <= {1}
+        if new.status != "aborted":
+            assert np.array_equal(new.token_ids, uninterrupted.token_ids)
+
+
+def test_a_worker_that_is_started_while_all_are_closed_ends_too(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+
+    def start(title: str, life: Any) -> LocalLink:
+        link = LocalLink(title, life)
+        pids.append(link.pid)
+        if len(pids) == 2:
+            workers.close()  # as the main thread does where this one rolls out
+        return link
+
+    monkeypatch.setattr("geo_sokoban_pipeline.training.rollout_workers.LocalLink", start)
+    workers = RolloutWorkers(setup.policy, settings(setup.options, WORKERS | {"rollout.workers": 1}))
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(RankError, match="are closed"):
+        workers.update_weights(None, 0)
+    assert len(pids) == 2
+    assert not any(map(psutil.pid_exists, pids))
+
+
 def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
     setup: Setup, two: RolloutWorkers, awkward_row: Any, tmp_path: Path, ray_cluster: RayCluster
 ) -> None:
-    """One on each of two nodes, whose working folder is empty."""
+    """One on each of two nodes, whose working folder is empty; hanging, killed, and with their node."""
     undisturbed, _ = collect(setup, two)
     own = {"env__factory": f"{Path(__file__).parents[1]}/awkward_envs.py:build_env"}
-    how = awkward(setup, awkward_row, sign="SIGKILL", mark=str(tmp_path / "mark")) | own
-    cluster = {"placement": "ray", "ray.patience": 60.0, "rollout.worker_timeout": 30.0}
-    options = settings(
-        setup.options, WORKERS | cluster | {name.replace("__", "."): value for name, value in how.items()}
-    )
-    with pytest.MonkeyPatch.context() as patch:
+
+    def stopping(mark: str) -> dict[str, Any]:
+        return awkward(setup, awkward_row, sign="SIGSTOP", mark=str(tmp_path / mark)) | own
+
+    def lose_all(workers: RolloutWorkers) -> None:
+        """Once one has stopped in an episode, remove its node, and kill the other worker."""
+        deadline = time.monotonic() + 300
+        while not (stopped := {pid for pid in workers.process_ids if is_stopped(pid)}):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for node in ray_cluster.nodes[1:]:
+            ranks = {process.pid for process in ray_cluster.ranks_of(node)}
+            if ranks & stopped:
+                ray_cluster.remove_node(node)
+            else:
+                os.kill(ranks.pop(), signal.SIGKILL)
+        ray_cluster.add_node()
+
+    options = changed(setup, WORKERS | {"placement": "ray", "ray.patience": 60.0}, **stopping(""))
+    folder = tmp_path / "policy"
+    save_policy(setup.policy, folder)
+    (folder / "optimizer.safetensors").write_bytes(b"moments")
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as aside:
         for name, value in ray_cluster.environment.items():
             patch.setenv(name, value)
-        with connected(options.ray, 2), closing(RolloutWorkers(setup.policy, options)) as workers:
-            workers.update_weights(None, 0)
-            before = workers.process_ids
-            calm, _ = collect(setup, workers)
-            assert_same(calm, undisturbed, 1e-5)
-            found, _ = collect(setup, workers, **how)
-            assert_same(found, calm)
-            assert len(set(before) & set(workers.process_ids)) == 1
-            workers.update_weights(None, 1)
+        with connected(options.ray, 2):
+            with pytest.raises(RankError, match="broken has ended"):  # what it took is free for the two
+                RayLink("broken", print, options.ray, files={".": b"no file"})
+            with closing(RolloutWorkers(setup.policy, options)) as workers:
+                workers.update_weights(WeightSource.of_folder(folder), 0)
+                before = workers.process_ids
+                scratch = Path(psutil.Process(before[0]).cwd())
+                assert {path.name for path in scratch.rglob("*.safetensors")} == {"model.safetensors"}
+                calm, _ = collect(setup, workers)
+                assert_same(calm, undisturbed, 1e-5)
+                os.kill(before[1], signal.SIGSTOP)
+                found, metrics = collect(setup, workers, **stopping("episode"))
+                assert_same(found, calm)
+                assert metrics["perf/worker_restarts"] == 2.0
+                losing = aside.submit(lose_all, workers)
+                found, metrics = collect(setup, workers, **stopping("node"))
+                losing.result()
+                assert_same(found, calm)
+                assert metrics["perf/worker_restarts"] == 2.0
+                assert not set(before) & set(workers.process_ids)
+                workers.update_weights(None, 1)
     assert ray_cluster.ranks() == []
 
 

@@ -117,8 +117,11 @@ class Link(Protocol):
             RankError: it failed; the message has the traceback.
         """
 
-    def place(self, folder: Path) -> Path:
+    def place(self, folder: Path, pattern: str) -> Path:
         """Where the process finds a folder of its owner, whose files do not change, until `clear`.
+
+        Args:
+            pattern: of the names of files that it reads.
 
         Raises:
             DeadRankError: the process has ended.
@@ -132,7 +135,10 @@ class Link(Protocol):
         """
 
     def close(self, *, patient: bool = True) -> None:
-        """End the process: one that does nothing by itself where `patient`, else at once."""
+        """End the process: one that does nothing by itself where `patient`, else at once.
+
+        Any thread may call this, more than once; calls of others that wait for the process fail.
+        """
 
 
 class LocalLink:
@@ -182,7 +188,7 @@ class LocalLink:
         self._is_silent = False
         return checked(self.title, message)
 
-    def place(self, folder: Path) -> Path:
+    def place(self, folder: Path, pattern: str) -> Path:
         """See `Link`."""
         return folder
 
@@ -196,6 +202,8 @@ class LocalLink:
             with suppress(DeadRankError):
                 self.send(None)
         with self._waiting:
+            if self._is_closed:
+                return
             if not patient:
                 self._handle.process.kill()
             self._handle.stop(patient=True)

@@ -195,15 +195,16 @@ class RayLink:
         self._count = 0
         self._heard: deque[Any] = deque()
         self._is_silent = True
+        self._closing, self._is_closed = threading.Lock(), False
         for is_last in placings(options):
             self._bundles = reserve(1, f"{title} with", options, gpus)
             self._actor = start_actor(Talker, title, self._bundles, 0, options, gpus, files or {}, imports, calls=4)
             try:
                 self._place: RankPlace = self._call(self._actor.place.remote())
                 break
-            except DeadRankError:
-                self.close(patient=False)
-                if is_last():
+            except BaseException as error:
+                self._free()
+                if not isinstance(error, DeadRankError) or is_last():
                     raise
         self.title = f"{title} (pid {self._place.pid} on {self._place.address})"
         self._life = self._actor.talk.remote(talk)
@@ -225,12 +226,12 @@ class RayLink:
             self._is_silent = False
         return checked(self.title, self._heard.popleft())
 
-    def place(self, folder: Path) -> Path:
+    def place(self, folder: Path, pattern: str) -> Path:
         """See `Link`."""
         if folder not in self._folders:
             self._count += 1
             copy = self._folders[folder] = f"{self._place.scratch}/{self._count}"
-            for path in _files(folder):
+            for path in _files(folder, pattern):
                 for chunk in _chunks(path):
                     self._call(self._actor.store.remote(f"{copy}/{path.relative_to(folder)}", chunk))
         return Path(self._folders[folder])
@@ -243,7 +244,6 @@ class RayLink:
     def close(self, *, patient: bool = True) -> None:
         """See `Link`."""
         import ray
-        from ray.util.placement_group import remove_placement_group
 
         if not ray.is_initialized():
             return
@@ -251,6 +251,16 @@ class RayLink:
             if patient:
                 self.send(None)
                 ray.get(self._actor.remove.remote(self._place.scratch), timeout=1.0)
+        with self._closing:  # after the end of the connection, a call of Ray would start a cluster
+            if not self._is_closed:
+                self._is_closed = True
+                self._free()
+
+    def _free(self) -> None:
+        """End the actor, and free what it took."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
         ray.kill(self._actor)
         remove_placement_group(self._bundles)
 
@@ -265,7 +275,7 @@ class RayLink:
         try:
             return ray.get(reference, timeout=timeout)
         except ray.exceptions.GetTimeoutError as failure:
-            raise DeadRankError(f"{self.title} hangs: it has been silent for {timeout:g} s.") from failure
+            raise DeadRankError(f"{self.title} hangs: it has been silent for {timeout:g} s.{_logs()}") from failure
         except ray.exceptions.RayTaskError as failure:
             raise RankError(f"{self.title} failed:\n{failure}") from failure
         except ray.exceptions.RayError as failure:
@@ -780,8 +790,8 @@ def _failure(error: Exception) -> Failed:
     return replace(failed, error=error)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+def _files(folder: Path, pattern: str = "*") -> list[Path]:
+    return sorted(path for path in folder.rglob(pattern) if path.is_file() and path.name != MANIFEST)
 
 
 def _chunks(path: Path) -> Iterator[np.ndarray]:

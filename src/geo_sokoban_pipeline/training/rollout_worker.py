@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -34,7 +34,7 @@ from geo_sokoban_pipeline.training.worker import Blueprint, UpdateWeights, Worke
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
-    from geo_sokoban_pipeline.rollout.engines.sglang.following import ServerPlace
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import ServerPlace
 
 _BEATS = 4  # in the time in which a worker has to be heard of
 
@@ -155,9 +155,11 @@ class LoadWeights:
     """Fill the model of the worker's engine with the weights of a folder, unless it has read this folder before.
 
     Attributes:
-        folder: which never changes.
+        folder: which never changes; of its files those that `FILES` matches are read.
         device: on which the engine computes.
     """
+
+    FILES: ClassVar = "model*"
 
     folder: Path
     version: int
@@ -183,7 +185,7 @@ class FollowServers:
         options: of servers that are there.
         key: of the servers; None: they have none.
         tag: of their weights.
-        places: where they are.
+        places: where they are now.
     """
 
     options: ServerOptions

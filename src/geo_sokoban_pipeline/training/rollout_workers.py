@@ -54,8 +54,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-    from geo_sokoban_pipeline.rollout.engines.sglang.following import ServerPlace
-    from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher, ServerPlace
 
 logger = logging.getLogger(__name__)
 
@@ -205,6 +204,7 @@ class RolloutWorkers:
         self._sent_state: Hashable = None
         self._sets = self._number = self._lost = self._replaced = self._replaced_before = 0
         self._seconds = 0.0  # of the rollouts since `take_metrics`
+        # Number, link and message of a worker; no link: what the rollout raises.
         self._inbox: queue.SimpleQueue[tuple[int, Link | None, Any]] = queue.SimpleQueue()
         self._is_closed = False
         self._seats: list[_Seat] = []
@@ -387,12 +387,13 @@ class RolloutWorkers:
         while True:
             try:
                 message = link.receive(timeout)
+                if isinstance(message, Question) and (place := self._bring_back(message.content)) is not None:
+                    link.send(Reply(message.number, place))
             except Exception as error:
+                link.close(patient=False)  # who waits to send to one that hangs waits no longer
                 self._inbox.put((number, link, error))
                 return
-            if isinstance(message, Question):
-                message = self._reply(link, message)
-            if not isinstance(message, Beat):
+            if not isinstance(message, Beat | Question):
                 self._inbox.put((number, link, message))
 
     def _next(self) -> tuple[_Seat, Any]:
@@ -400,11 +401,14 @@ class RolloutWorkers:
 
         Raises:
             RankError: a worker failed, or this object is closed.
+            Exception: a lost server was not brought back.
         """
         while True:
             number, link, message = self._inbox.get()
             if self._is_closed:
                 raise RankError("the rollout workers are closed.")
+            if link is None:
+                raise message
             seat = self._seats[number]
             if link is not seat.link:
                 continue
@@ -423,7 +427,9 @@ class RolloutWorkers:
             return
         with suppress(DeadRankError):  # its end is in the inbox too
             if isinstance(load, LoadWeights):
-                load = replace(load, folder=seat.link.place(load.folder))
+                load = replace(load, folder=seat.link.place(load.folder, load.FILES))
+            else:
+                load = replace(load, places=self._places())
             seat.load = load
             seat.link.send(Do(load))
 
@@ -449,6 +455,8 @@ class RolloutWorkers:
         seat.earlier_cpu_seconds += seat.cpu_seconds
         seat.cpu_seconds, seat.stuck = 0.0, 0
         seat.link = self._start_worker(seat.number)
+        if self._is_closed:  # meanwhile, by another thread
+            seat.link.close(patient=False)
         self._give_weights(seat)
 
     # Weights and servers.
@@ -458,9 +466,8 @@ class RolloutWorkers:
         if self._servers is not None:
             self._servers.update_weights(source, version)
             given = self._options.rollout.server
-            urls = tuple(self._servers.urls)
-            options = given.model_copy(update={"mode": "attach", "urls": urls, "count": 1, "colocated": False})
-            return FollowServers(options, given.api_key(), self._servers.tag, version, self._places())
+            options = given.model_copy(update={"mode": "attach", "count": 1, "colocated": False})
+            return FollowServers(options, given.api_key(), self._servers.tag, version, [])
         state = source.state()
         if self._folder is None or state != self._sent_state:
             self._folder, self._sent_state = source.folder or self._write(source), state
@@ -485,24 +492,21 @@ class RolloutWorkers:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _places(self) -> list[ServerPlace]:
-        from geo_sokoban_pipeline.rollout.engines.sglang.following import ServerPlace
-
         assert self._servers is not None
-        return [ServerPlace(server.url, server.life) for server in self._servers.servers]
+        return [self._servers.place_of(number) for number in range(len(self._servers.servers))]
 
-    def _reply(self, link: Link, question: Question) -> Any:
-        """Bring back the server that a worker has found lost; returns what its owner has to know.
+    def _bring_back(self, lost: LostServer) -> ServerPlace | None:
+        """Bring back the server that a worker has found lost; None: it does not come back.
 
         The thread of this worker's messages waits meanwhile, as its requests to this server do.
         """
-        lost: LostServer = question.content
         assert self._servers is not None
         try:
             self._servers.bring_back(lost.server, lost.life, lost.reason)
-            link.send(Reply(question.number, self._places()[lost.server]))
-        except Exception as error:  # raised by the rollout, which waits for the worker
-            return error
-        return Beat()
+            return self._servers.place_of(lost.server)
+        except Exception as error:  # raised by the rollout, which waits for the worker; it is no loss of a worker
+            self._inbox.put((0, None, error))
+            return None
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,21 @@
-"""Rollout workers over a real server that the driver keeps: lost connections, groups handed out and aborted."""
+"""Rollout workers over a real server that the driver keeps: lost and moved servers, groups handed out and aborted."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.distributed.launch import DeadRankError
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import IdleServers, Launcher
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import build_sample
@@ -98,3 +104,96 @@ def test_further_groups_are_handed_out_and_aborted_once_there_are_enough(
 
 def _is_aborted(episodes: list[Trajectory], group: int) -> bool:
     return any(episode.status == "aborted" for episode in episodes if episode.group_index == group)
+
+
+# Last: its engine gives the server weights of its own.
+
+
+class MovingServer:
+    """An `OwnServer` that has another port after each start: a proxy's, before a real server that stays.
+
+    Attributes:
+        starts: so far; the next one finds no place if they are `most`.
+    """
+
+    pid, log = 0, Path()
+
+    def __init__(self, target: str, options: ServerOptions, number: int) -> None:
+        self.options, self.number, self.released = options, number, set[str]()
+        self.proxy, self.starts, self.most = Proxy(target), 0, 99
+
+    @property
+    def url(self) -> str:
+        return self.proxy.url
+
+    @property
+    def alive(self) -> bool:
+        return self.starts > 0
+
+    def start(self, *, same_port: bool = True) -> None:
+        if self.starts == self.most:
+            raise DeadRankError("its ranks are gone.")
+        self.starts += 1
+        self.end()
+        self.proxy = Proxy(self.proxy.target)
+
+    def lost(self) -> str | None:
+        return None
+
+    def found_port_taken(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        if not self.proxy.is_closed:
+            self.proxy.close()
+
+
+@pytest.fixture
+def moving(sglang_server: str) -> Iterator[list[MovingServer]]:
+    """Servers that the test's launcher has made."""
+    made: list[MovingServer] = []
+    yield made
+    for server in made:
+        server.end()
+
+
+def test_a_new_worker_finds_the_server_where_it_is_now_and_reports_one_that_is_dead(
+    tiny_policy: Policy,
+    options: TrainOptions,
+    tasks: list[EpisodeRequest],
+    sglang_server: str,
+    moving: list[MovingServer],
+) -> None:
+    def launch(given: ServerOptions, policy: Policy, number: int) -> MovingServer:
+        moving.append(MovingServer(sglang_server, given, number))
+        return moving[-1]
+
+    values = options.model_dump()
+    faults = {**ON_CPU["faults"], "start_timeout": 30.0, "health_timeout": 2.0}
+    values["rollout"] |= {"workers": 1, "server": {**ON_CPU, "faults": faults, "concurrency": 2 * SIZE}}
+    options = TrainOptions.model_validate(values)
+    with closing(RolloutWorkers(tiny_policy, options, Launcher(launch, IdleServers()))) as workers:
+        workers.update_weights(None, VERSION)
+        (server,) = moving
+        undisturbed = workers.rollout(None, None, tasks, settings_of(options))
+
+        def check(starts: int) -> None:
+            episodes = workers.rollout(None, None, tasks, settings_of(options))
+            assert server.starts == starts
+            for one, other in zip(episodes, undisturbed, strict=True):
+                assert one.trajectory_id == other.trajectory_id
+                assert {span[0] for span in one.weight_spans} == {VERSION}
+
+        server.proxy.order("/generate", "drop")
+        check(2)
+        os.kill(workers.process_ids[0], signal.SIGKILL)
+        check(2)
+        os.kill(workers.process_ids[0], signal.SIGKILL)
+        server.proxy.close()
+        check(3)
+        server.most = 3
+        before = workers.process_ids
+        server.proxy.order("/generate", "drop")
+        with pytest.raises(DeadRankError, match=r"^its ranks are gone\.$"):
+            workers.rollout(None, None, tasks, settings_of(options))
+        assert workers.process_ids == before, "the loss of a server costs no worker"

@@ -29,7 +29,14 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     ServerLost,
     WrongServer,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE, Fleet, Launcher, Server, pause_before
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import (
+    HERE,
+    Fleet,
+    Launcher,
+    Server,
+    ServerPlace,
+    pause_before,
+)
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, make_tag, write_folder
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
     ModelLimits,
@@ -108,6 +115,10 @@ class SglangEngine:
             EngineStopped: it was lost more often than `faults.restarts` allows.
         """
         self._loop.run(self._fleet.bring_back(self.servers[number], life, ServerLost(reason)))
+
+    def place_of(self, number: int) -> ServerPlace:
+        """Where a server is, once a restart in progress is over."""
+        return self._loop.run(self.servers[number].place())
 
     @property
     def servers(self) -> list[Server]:

@@ -9,27 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerFault
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerFault, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server, ServerPlace
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet
-
-
-@dataclass(frozen=True)
-class ServerPlace:
-    """Where a server is.
-
-    Attributes:
-        life: how often it has become ready, as the process counts them that keeps it.
-    """
-
-    url: str
-    life: int
-
 
 # (number of a server, its life, what was seen) → where it is once it is back
 Report = Callable[[int, int, str], "Future[ServerPlace]"]
@@ -40,7 +26,7 @@ class FollowingEngine(SglangEngine):
 
     Args:
         policy: its model may be empty.
-        options: of servers that are there.
+        options: of servers that are there; their addresses are those of `places`.
         places: of these servers.
         report: tells the process that keeps them of a lost one.
 
@@ -73,15 +59,22 @@ class FollowingFleet(Fleet):
     """
 
     def __init__(self, options: ServerOptions, policy: Policy, places: Sequence[ServerPlace], report: Report) -> None:
-        super().__init__(options, policy)
+        urls = tuple(place.url for place in places)
+        super().__init__(options.model_copy(update={"urls": urls}), policy)
         self._places, self._report = list(places), report
 
     async def move_to(self, places: Sequence[ServerPlace]) -> None:
-        """Take over where the servers are; no request is in flight."""
+        """Take over where the servers are, unless a later life of one is known; no request is in flight."""
         for number, (server, place) in enumerate(zip(self.servers, places, strict=True)):
-            if place != self._places[number]:
+            if place.life > self._places[number].life:
                 self._places[number] = place
                 await server.move(place.url)
+
+    async def _begin(self, server: Server) -> None:
+        if await server.answers():
+            await server.move(server.url)
+        else:  # nobody has noticed so far, and only the other process can bring it back
+            await self._restart(server, ServerLost(f"{server.url} does not answer"))
 
     async def _restart(self, server: Server, fault: ServerFault) -> None:
         number = self.servers.index(server)

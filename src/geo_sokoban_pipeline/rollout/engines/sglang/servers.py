@@ -62,6 +62,18 @@ def pause_before(attempt: int, options: FaultOptions) -> float:
     return 0.0 if attempt == 0 else float(min(options.longest_pause, doubled))
 
 
+@dataclass(frozen=True)
+class ServerPlace:
+    """Where a server is.
+
+    Attributes:
+        life: how often it has become ready, as the process counts them that keeps it.
+    """
+
+    url: str
+    life: int
+
+
 class Server:
     """One server, launched by this run or attached.
 
@@ -122,7 +134,7 @@ class Server:
         self.ready = False
         launched = self.launched
         # One that ran for another engine has answered before, and may hang since.
-        is_taken = self.life == 0 and launched is not None and launched.alive and await self._answers()
+        is_taken = self.life == 0 and launched is not None and launched.alive and await self.answers()
         for attempt in range(_PORT_TRIES):
             if launched is not None and not (is_taken and attempt == 0):
                 # In a thread, because ending a hanging server takes long, and the other servers must continue.
@@ -147,9 +159,10 @@ class Server:
         await self.client.close()
         self.client = self._connect()
         self.life += 1
+        self.ready = True
         self.hung = asyncio.Event()
 
-    async def _answers(self) -> bool:
+    async def answers(self) -> bool:
         """Whether the server accepts requests within `health_timeout`."""
         end = time.monotonic() + self._faults.health_timeout
         while not (answers := await self.client.is_ready()) and time.monotonic() < end:
@@ -160,6 +173,11 @@ class Server:
         """Wait for a restart in progress; returns the number of its life."""
         async with self.lock:
             return self.life
+
+    async def place(self) -> ServerPlace:
+        """Where it is, once a restart in progress is over: only then it has its weights."""
+        async with self.lock:
+            return ServerPlace(self.url, self.life)
 
     async def watch(self) -> None:
         """Check at intervals whether a server with requests makes progress; sets `hung` if not."""
@@ -281,7 +299,7 @@ class Fleet:
         else:
             key = self.options.api_key()
             self.servers = [Server(faults, places, url=url, key=key) for url in self.options.urls]
-        await asyncio.gather(*(server.begin() for server in self.servers))
+        await asyncio.gather(*(self._begin(server) for server in self.servers))
         facts = []
         for server in self.servers:
             server.facts = await inspect_server(server.client, self._policy)
@@ -431,6 +449,10 @@ class Fleet:
         async with server.lock:
             if server.life == life:
                 await self._restart(server, fault)
+
+    async def _begin(self, server: Server) -> None:
+        """Make a server ready at the start."""
+        await server.begin()
 
     async def _restart(self, server: Server, fault: ServerFault) -> None:
         """Restart a server, whose lock is held, until it has the current weights."""
