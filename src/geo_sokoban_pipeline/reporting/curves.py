@@ -33,6 +33,8 @@ _HEALTH = (
     ("perf/tokens_per_second", "Rollout speed", "tokens per second, images included"),
     ("perf/memory_gb", "Memory", "GB, of all processes of the run"),
     ("perf/restarts", "Restarts", "times that ranks in a Ray cluster were lost and the iteration began again"),
+    ("perf/worker_restarts", "Replaced rollout workers", "that ended or hung"),
+    ("perf/server_restarts", "Restarted servers", "that ended or hung; sampling or since the iteration before"),
     ("perf/missing_ranks", "Missing ranks", "for which the Ray cluster had no place; the others do their work"),
 )
 _PARTS = ("final", "warm", "greedy", "legal", "solver", "random")  # colours of the parts of a reward

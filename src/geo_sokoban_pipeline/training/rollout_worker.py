@@ -74,7 +74,13 @@ class Further:
 
 @dataclass(frozen=True)
 class Stop:
-    """Abort all episodes of the rollout that have not ended."""
+    """Abort all episodes of the rollout that have not ended.
+
+    Attributes:
+        requests: of groups that nobody has begun; in one message, so that no worker begins them before it stops.
+    """
+
+    requests: Sequence[EpisodeRequest] = ()
 
 
 @dataclass(frozen=True)
@@ -349,7 +355,8 @@ class MessageSupply:
             self._taken += message.requests
             self.is_all = message.is_all
         elif isinstance(message, Stop):
-            self.is_stopped = True
+            self._taken += message.requests
+            self.is_stopped = self.is_all = True
         return True
 
 

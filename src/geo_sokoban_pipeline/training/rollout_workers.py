@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -174,6 +174,7 @@ class RolloutWorkers:
     Attributes:
         in_process: see `EngineControl`; False: weights are sent.
         version: of the weights.
+        servers: from which the workers sample; None: each has an engine.
 
     Raises:
         ValueError: the policy is on a GPU, and there is not one for each worker.
@@ -196,7 +197,7 @@ class RolloutWorkers:
                 "rollout.engine=sglang."
             )
         self._start: Start = in_ray or LocalLink
-        self._servers: SglangEngine | None = None
+        self.servers: SglangEngine | None = None
         self._build = replace(Blueprint.of(policy, self._options), folder=None, is_empty=True)
         self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_weights_")
         self._load: LoadWeights | FollowServers | None = None
@@ -213,7 +214,7 @@ class RolloutWorkers:
                 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
                 from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
 
-                self._servers = SglangEngine(policy, options.rollout.server, launcher or HERE)
+                self.servers = SglangEngine(policy, options.rollout.server, launcher or HERE)
             for number in range(self._count):
                 self._seats.append(_Seat(number, self._start_worker(number)))
         except BaseException:
@@ -305,8 +306,8 @@ class RolloutWorkers:
 
     def sleep(self) -> None:
         """See `EngineControl`; the memory of workers is their own, that of servers is not."""
-        if self._servers is not None:
-            self._servers.sleep()
+        if self.servers is not None:
+            self.servers.sleep()
 
     def close(self) -> None:
         """End the workers; a rollout in another thread fails."""
@@ -316,8 +317,8 @@ class RolloutWorkers:
             self._send(seat, None)  # all of them end at the same time
         for seat in self._seats:
             seat.link.close()
-        if self._servers is not None:
-            self._servers.close()
+        if self.servers is not None:
+            self.servers.close()
         self._scratch.cleanup()
 
     def _roll_out(self, current: _Rollout) -> dict[int, list[Trajectory]]:
@@ -351,7 +352,7 @@ class RolloutWorkers:
         if current.note(over.group, over.trajectories):
             for other, left in zip(self._seats, current.rest(self._count), strict=True):
                 other.groups |= left
-                self._send(other, Further(_tasks(left), is_all=True), Stop())
+                self._send(other, Stop(_tasks(left)))
         elif (further := current.next_group()) is not None:
             seat.groups |= further
             self._send(seat, Further(_tasks(further), is_all=False))
@@ -463,11 +464,11 @@ class RolloutWorkers:
 
     def _make_load(self, source: WeightSource, version: int) -> LoadWeights | FollowServers:
         """The job that gives a worker these weights."""
-        if self._servers is not None:
-            self._servers.update_weights(source, version)
+        if self.servers is not None:
+            self.servers.update_weights(source, version)
             given = self._options.rollout.server
             options = given.model_copy(update={"mode": "attach", "count": 1, "colocated": False})
-            return FollowServers(options, given.api_key(), self._servers.tag, version, [])
+            return FollowServers(options, given.api_key(), self.servers.tag, version, [])
         state = source.state()
         if self._folder is None or state != self._sent_state:
             self._folder, self._sent_state = source.folder or self._write(source), state
@@ -492,24 +493,24 @@ class RolloutWorkers:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _places(self) -> list[ServerPlace]:
-        assert self._servers is not None
-        return [self._servers.place_of(number) for number in range(len(self._servers.servers))]
+        assert self.servers is not None
+        return [self.servers.place_of(number) for number in range(len(self.servers.servers))]
 
     def _bring_back(self, lost: LostServer) -> ServerPlace | None:
         """Bring back the server that a worker has found lost; None: it does not come back.
 
         The thread of this worker's messages waits meanwhile, as its requests to this server do.
         """
-        assert self._servers is not None
+        assert self.servers is not None
         try:
-            self._servers.bring_back(lost.server, lost.life, lost.reason)
-            return self._servers.place_of(lost.server)
+            self.servers.bring_back(lost.server, lost.life, lost.reason)
+            return self.servers.place_of(lost.server)
         except Exception as error:  # raised by the rollout, which waits for the worker; it is no loss of a worker
             self._inbox.put((0, None, error))
             return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RolloutSide:
     """What rolls out for a run.
 
@@ -518,17 +519,27 @@ class RolloutSide:
         function: rolls out; None: `rollout.function`, in this process.
         workers: rollout workers; None: there are none.
         missing: ranks for which there was no place.
+        servers: those that sample; None: there are none.
     """
 
     engine: EngineControl
     function: RolloutFn | None
     workers: RolloutWorkers | None = None
     missing: int = 0
+    servers: SglangEngine | None = None
+    _restarts: tuple[int, int] = (0, 0)
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of the rollouts since the last call, see `RolloutWorkers`, and of the ranks of the run."""
+        """Metrics of the rollouts since the last call, see `RolloutWorkers`, and of the ranks and servers of the run."""
         found = {} if self.workers is None else self.workers.take_metrics()
-        return found | ({"perf/missing_ranks": float(self.missing)} if self.missing else {})
+        if self.missing:
+            found["perf/missing_ranks"] = float(self.missing)
+        if self.servers is not None:
+            before, last = self._restarts
+            self._restarts = last, self.servers.restarts
+            if self.servers.restarts > before:
+                found["perf/server_restarts"] = float(self.servers.restarts - before)
+        return found
 
     def cpu_clock(self, ranks: WorkerGroup | None) -> float:
         """CPU-seconds of this process, of other ranks' jobs and of rollout workers, from an arbitrary zero."""
@@ -543,7 +554,8 @@ def open_rollouts(policy: Policy, options: TrainOptions, ranks: WorkerGroup | No
     if options.rollout.workers is None:
         with closing(build_engine(policy, options.rollout, launcher)) as engine:
             function = None if ranks is None or not engine.in_process else ranks.rollout
-            yield RolloutSide(engine, function, missing=missing)
+            servers = None if engine.in_process else cast("SglangEngine", engine)
+            yield RolloutSide(engine, function, missing=missing, servers=servers)
     else:
         with closing(RolloutWorkers(policy, options, launcher)) as workers:
-            yield RolloutSide(workers, workers.rollout, workers, missing)
+            yield RolloutSide(workers, workers.rollout, workers, missing, workers.servers)

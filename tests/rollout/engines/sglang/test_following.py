@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.servers import IdleServers, Lau
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import build_sample
-from geo_sokoban_pipeline.training.rollout_workers import RolloutWorkers
+from geo_sokoban_pipeline.training.rollout_workers import RolloutSide, RolloutWorkers
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from proxies import Proxy, proxied
 from servers import ON_CPU
@@ -72,7 +72,11 @@ def test_a_server_that_is_lost_in_a_response_is_brought_back_by_the_driver(
 ) -> None:
     proxy.order("/generate", "drop")
     seen = len(proxy.seen)
+    side = RolloutSide(workers, workers.rollout, workers, servers=workers.servers)
+    side.take_metrics()
     episodes = workers.rollout(None, None, tasks, settings_of(options))
+    assert side.take_metrics()["perf/server_restarts"] == 1.0
+    assert [side.take_metrics().get("perf/server_restarts") for _ in range(2)] == [1.0, None]
     assert [episode.trajectory_id for episode in episodes] == [task.trajectory_id for task in tasks]
     assert {episode.status for episode in episodes} <= {"completed", "truncated"}
     assert {span[0] for episode in episodes for span in episode.weight_spans} == {VERSION}

@@ -126,6 +126,11 @@ class SglangEngine:
         return self._fleet.servers
 
     @property
+    def restarts(self) -> int:
+        """How often a server of it was lost and brought back."""
+        return self._fleet.restarts
+
+    @property
     def urls(self) -> list[str]:
         """Addresses of the servers."""
         return [server.url for server in self.servers]

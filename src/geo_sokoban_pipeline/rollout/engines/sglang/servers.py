@@ -265,10 +265,14 @@ class Fleet:
     Args:
         policy: the policy that they serve.
         launcher: of servers that are launched.
+
+    Attributes:
+        restarts: how often a server was lost and brought back.
     """
 
     def __init__(self, options: ServerOptions, policy: Policy, launcher: Launcher = HERE) -> None:
         self.options = options
+        self.restarts = 0
         self._launcher = launcher
         self.servers: list[Server] = []
         self._policy = policy
@@ -456,6 +460,7 @@ class Fleet:
 
     async def _restart(self, server: Server, fault: ServerFault) -> None:
         """Restart a server, whose lock is held, until it has the current weights."""
+        self.restarts += 1
         while True:
             server.restarts += 1
             self._check_restarts(server, fault)
