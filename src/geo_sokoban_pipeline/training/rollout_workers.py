@@ -530,7 +530,7 @@ class RolloutSide:
     _restarts: tuple[int, int] = (0, 0)
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of the rollouts since the last call, see `RolloutWorkers`, and of the ranks and servers of the run."""
+        """Metrics of the rollouts since the last call, see `RolloutWorkers`, and of the ranks and servers."""
         found = {} if self.workers is None else self.workers.take_metrics()
         if self.missing:
             found["perf/missing_ranks"] = float(self.missing)
