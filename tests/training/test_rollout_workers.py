@@ -34,6 +34,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
+from geo_sokoban_pipeline.training.recovery import attempts
 from geo_sokoban_pipeline.training.rollout_workers import RolloutWorkers
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from ray_cluster import RayCluster
@@ -426,6 +427,15 @@ def test_rollouts_beside_the_training_have_the_weights_before(undisturbed: tuple
         assert spans == {max(number - 1, 0)}
     assert [row["policy_version"] for row in stored.metrics.values()] == [0, 0, 1, 2]
     assert [row["rollout/staleness"] for row in stored.metrics.values()] == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_a_run_that_loses_more_workers_than_allowed_names_its_newest_checkpoint(setup: Setup, tmp_path: Path) -> None:
+    options = settings(setup.options, BESIDE | {"rollout.worker_restarts": 0})
+    said = r"rollout worker 1 of 1 .*SIGKILL.*\(rollout.worker_restarts=0\).* Newest checkpoint: iter=00000\.$"
+    with killing("worker", "iteration 1: update"), pytest.raises(RankError, match=said):
+        for one in attempts(read_resume_state(tmp_path / "checkpoints"), options):
+            with one[2]:
+                list(go_on(setup, options, tmp_path, Stored()))
 
 
 @pytest.mark.parametrize(("whom", "at"), DEATHS, ids=[f"{whom} at {at}" for whom, at in DEATHS])

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
-from geo_sokoban_pipeline.distributed.launch import DeadRankError
+from geo_sokoban_pipeline.distributed.launch import DeadRankError, RankError
 from geo_sokoban_pipeline.runs.storage import Filled
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
@@ -41,6 +42,7 @@ def attempts(
 
     Raises:
         DeadRankError: within a context: the ranks of an iteration were lost more often than `ray.max_restarts` allows.
+        RankError: a rank failed, or rollout workers were lost more often than allowed.
     """
     lost, again = 0, True
 
@@ -55,6 +57,9 @@ def attempts(
             lost = lost + 1 if resume["iteration"] == before else 1
             newest = partition(resume["iteration"]) if resume["iteration"] >= 0 else "none yet"
             _note_loss(error, lost, options, f"newest checkpoint: {newest}")
+        except RankError as error:
+            stored = CheckpointsDataset(str(resume["folder"])).partitions()
+            raise RankError(f"{error} Newest checkpoint: {stored[-1] if stored else 'none yet'}.") from error
 
     while again:
         yield resume, lost, attempt()
