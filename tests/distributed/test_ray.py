@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,9 +39,12 @@ def start(options: RayOptions = APART) -> RayRanks:
     return ranks
 
 
-def test_two_nodes_sum_as_one_process_does_and_folders_travel(tmp_path: Path) -> None:
+def test_two_nodes_sum_as_one_process_does_and_folders_travel(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     ranks = start()
     try:
+        ranks.run([Sleep(2.1)])  # long enough to be logged
         assert not ranks.is_on_one_machine
         found = ranks.run([SumGradients()] * 2)
         for count, sums in zip((40_001, 3), zip(*found, strict=True), strict=False):
@@ -69,6 +73,12 @@ def test_two_nodes_sum_as_one_process_does_and_folders_travel(tmp_path: Path) ->
         assert (tmp_path / "made" / "1.bin").read_bytes() == b"\1" * (CHUNK_BYTES + 1)
         with pytest.raises(RankError, match="0.bin did not arrive as process 1 of 2 .* has written it"):
             ranks.write(tmp_path / "made", lambda folder: WriteRank(folder, 3, wrong=True), 2)
+
+        shown, deadline = "", time.monotonic() + 60
+        while "INFO Sleep: 2.1 s" not in shown and time.monotonic() < deadline:
+            time.sleep(0.1)
+            shown += "".join(capfd.readouterr())
+        assert re.search(r"\(process 1 of 2 pid=\d+[^)]*\)\S* INFO Sleep: 2.1 s", shown), shown
     finally:
         ranks.close()
 
