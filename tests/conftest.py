@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 SHARED_SERVERS: set[str] = set()  # addresses
+RAY_CLUSTERS: list[RayCluster] = []  # the one that runs
+# Tests of one process, by a part of their path.
+TOGETHER = {
+    "sglang": "sglang",
+    "training/test_ranks": "ranks",
+    "training/test_megatron": "ranks",
+    "test_ray": "ray",
+    "training/test_rollout_workers": "ray",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,15 +41,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """
     from xdist.scheduler import LoadFileScheduling
 
-    scopes = {"sglang": "sglang", "training/test_ranks": "ranks", "training/test_megatron": "ranks"}
-    scopes |= {"test_ray": "ray", "training/test_rollout_workers": "ray"}
-
     class StartOnce(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.split("::", maxsplit=1)[0]
-            return next((scope for name, scope in scopes.items() if name in path), super()._split_scope(nodeid))
+            return scope_of(nodeid) or str(super()._split_scope(nodeid))
 
     return StartOnce(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def scope_of(nodeid: str) -> str | None:
+    """Name of the tests that run in one process with this one; None: those of its file."""
+    path = nodeid.split("::", maxsplit=1)[0]
+    return next((scope for name, scope in TOGETHER.items() if name in path), None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A Ray cluster ends with the last of its tests: its idle processes take time from the others."""
+    if RAY_CLUSTERS and (nextitem is None or scope_of(nextitem.nodeid) != "ray"):
+        RAY_CLUSTERS.pop().close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,8 +94,8 @@ def sglang_server(tiny_policy: Policy) -> Iterator[str]:
     assert descendants() == []
 
 
-@pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+@pytest.fixture(scope="module")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> RayCluster:
     """A Ray cluster of two nodes for a rank each, and one for the drivers of submitted jobs.
 
     `hidden` is a folder for data roots: the processes of the nodes for ranks see it empty where this system allows it.
@@ -85,15 +103,14 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster
     from mounts import may_hide
     from ray_cluster import RayCluster
 
-    place = tmp_path_factory.mktemp("ray")
-    (place / "hidden").mkdir()
-    cluster = RayCluster(place / "nodes", place / "hidden", is_hiding=may_hide())
-    try:
+    if not RAY_CLUSTERS:
+        place = tmp_path_factory.mktemp("ray")
+        (place / "hidden").mkdir()
+        cluster = RayCluster(place / "nodes", place / "hidden", is_hiding=may_hide())
         cluster.add_node()
         cluster.add_node()
-        yield cluster
-    finally:
-        cluster.close()
+        RAY_CLUSTERS.append(cluster)
+    return RAY_CLUSTERS[0]
 
 
 @pytest.fixture(scope="session")
