@@ -95,6 +95,13 @@ class RayCluster:
         """Processes of ranks on all nodes."""
         return [process for node in self.nodes for process in self.ranks_of(node)]
 
+    def ranks_left(self, seconds: float = 20.0) -> list[psutil.Process]:
+        """Those that have not ended after so many seconds; Ray waits for none that it kills."""
+        deadline = time.monotonic() + seconds
+        while (left := self.ranks()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
     def ranks_of(self, node: subprocess.Popen[bytes]) -> list[psutil.Process]:
         """Processes of the ranks on a node."""
         return [process for process in processes_of(node) if is_rank(process)]

@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_in_a_response_with_or_without_its_actor_is_brou
         whole = tree(pid)
         second.close()
     assert all_gone(whole)
-    assert joined.ranks() == []
+    assert joined.ranks_left() == []
     assert not [process for node in joined.nodes for process in processes_of(node) if is_server(process)]
 
 
@@ -93,7 +93,7 @@ def test_a_server_that_cannot_start_on_its_node_says_why(joined: RayCluster, tin
     said = r"(?s)server 1 of 1 on [\d.]+: .*/no/such/python: no such interpreter"
     with closing(RayServers(PLACING)) as servers, pytest.raises(ServerLost, match=said):
         SglangEngine(tiny_policy, options, servers.launcher)
-    assert joined.ranks() == []
+    assert joined.ranks_left() == []
 
 
 def test_a_late_answer_of_an_actor_holds_up_no_other_server() -> None:

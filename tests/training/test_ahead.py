@@ -35,6 +35,7 @@ class ApartEngine(TransformersEngine):
     """An engine with weights of its own, as servers have them; its end is that of a thread that waits for it."""
 
     in_process = False
+    restarts = 0
 
     def __init__(self, policy: Policy, log: Log) -> None:
         super().__init__(Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.image_processor))

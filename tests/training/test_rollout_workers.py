@@ -286,7 +286,7 @@ def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
                 assert metrics["perf/worker_restarts"] == 2.0
                 assert not set(before) & set(workers.process_ids)
                 workers.update_weights(None, 1)
-    assert ray_cluster.ranks() == []
+    assert ray_cluster.ranks_left() == []
 
 
 # Whole runs, with rollouts beside the training.

@@ -554,7 +554,7 @@ def open_rollouts(policy: Policy, options: TrainOptions, ranks: WorkerGroup | No
     if options.rollout.workers is None:
         with closing(build_engine(policy, options.rollout, launcher)) as engine:
             function = None if ranks is None or not engine.in_process else ranks.rollout
-            servers = None if engine.in_process else cast("SglangEngine", engine)
+            servers = cast("SglangEngine", engine) if options.rollout.engine == "sglang" else None
             yield RolloutSide(engine, function, missing=missing, servers=servers)
     else:
         with closing(RolloutWorkers(policy, options, launcher)) as workers:
