@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine
+from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine, empty_result
 from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
 
@@ -100,23 +100,22 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             episode.start(build_env)
         started = [episode for episode in new if episode.is_pending]
         report(len(new) - len(started))
-        if started:
+        if started and supply is not None and supply.is_stopped:  # nobody has begun them, and nobody shall
+            held.extend(empty_result(episode.next_request(), "abort", engine.version) for episode in started)
+        elif started:
             engine.submit([episode.next_request() for episode in started])
         return started
 
+    held: list[Result] = []  # that no episode has taken yet
     pending = len(start(requests))
     began = time.perf_counter()
 
     # Turns: an engine may return some of the submitted requests; their episodes continue meanwhile.
-    held: list[Result] = []
     complete, stopping = 0, False  # groups that `enough` has seen; whether the others are aborted
     while True:
         if supply is not None:
-            further = start(supply.take(wait=not pending))
-            pending += len(further)
-            if stopping:
-                engine.abort([episode.id for episode in further])
-            elif supply.is_stopped:
+            pending += len(start(supply.take(wait=not pending)))
+            if supply.is_stopped and not stopping:
                 stopping = True
                 engine.abort([episode.id for episode in episodes if episode.is_pending])
         if not pending:  # without a request, the engine is never polled
