@@ -37,7 +37,7 @@ class Supply(Protocol):
     is_stopped: bool
 
     def take(self, *, wait: bool) -> Sequence[EpisodeRequest]:
-        """Further requests, of whole groups.
+        """Further requests, of whole groups; where `is_stopped`, of those that end as aborted before they begin.
 
         Args:
             wait: until there are any; empty then means that there will be none.
@@ -90,8 +90,8 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         if progress is not None and ended:
             progress(ended)
 
-    def start(new_requests: Sequence[EpisodeRequest]) -> list[Episode]:
-        """Start environments and prompts; returns the episodes that wait for a response. Others have ended here."""
+    def start(new_requests: Sequence[EpisodeRequest]) -> int:
+        """Start environments and prompts; returns how many episodes wait for a response. Others have ended here."""
         new = [Episode(number, request, policy, settings) for number, request in enumerate(new_requests, len(episodes))]
         episodes.extend(new)
         for episode in new:
@@ -104,17 +104,17 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             held.extend(empty_result(episode.next_request(), "abort", engine.version) for episode in started)
         elif started:
             engine.submit([episode.next_request() for episode in started])
-        return started
+        return len(started)
 
     held: list[Result] = []  # that no episode has taken yet
-    pending = len(start(requests))
+    pending = start(requests)
     began = time.perf_counter()
 
     # Turns: an engine may return some of the submitted requests; their episodes continue meanwhile.
     complete, stopping = 0, False  # groups that `enough` has seen; whether the others are aborted
     while True:
         if supply is not None:
-            pending += len(start(supply.take(wait=not pending)))
+            pending += start(supply.take(wait=not pending))
             if supply.is_stopped and not stopping:
                 stopping = True
                 engine.abort([episode.id for episode in episodes if episode.is_pending])
