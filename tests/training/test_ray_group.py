@@ -47,6 +47,12 @@ def test_fewer_ranks_come_in_whole_units_with_servers_for_their_gpus(
     assert [(one.processes, one.rollout.server.count) for one in sizes(made)] == found
 
 
+class InPlaceOfServers(TransformersEngine):
+    """An engine of this process where a run has servers."""
+
+    restarts = 0
+
+
 class OneRank(WorkerGroup):
     """This process as the only rank that found a place."""
 
@@ -77,9 +83,9 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many servers each engine is to have; an engine of this process samples in their place."""
     found: list[int] = []
 
-    def build(policy: Policy, options: RolloutOptions, launcher: Any) -> TransformersEngine:
+    def build(policy: Policy, options: RolloutOptions, launcher: Any) -> InPlaceOfServers:
         found.append(options.server.count)
-        return TransformersEngine(policy)
+        return InPlaceOfServers(policy)
 
     for module in (rollout_workers, sft, summary):
         monkeypatch.setattr(module, "build_engine", build)
