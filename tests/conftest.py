@@ -18,26 +18,35 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SHARED_SERVERS: set[str] = set()  # addresses
 RAY_CLUSTERS: list[RayCluster] = []  # the one that runs
+IN_RAY = ("test_ray", "training/test_rollout_workers")
 # Tests of one process, by a part of their path.
 TOGETHER = {
     "sglang": "sglang",
     "training/test_ranks": "ranks",
     "training/test_megatron": "ranks",
-    "test_ray": "ray",
-    "training/test_rollout_workers": "ray",
+    **dict.fromkeys(IN_RAY, "ranks"),
 }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first, the interrupted ones before all others: they take longest and must not be left for the end."""
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, "test_resume" not in item.nodeid))
+    """Whole runs first, the interrupted ones before all others: they take longest and must not be left for the end.
+
+    The tests of a Ray cluster follow each other, so that it is started once.
+    """
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("slow") is None,
+            "test_resume" not in item.nodeid,
+            is_in_ray(item.nodeid),
+        )
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all tests that need an SGLang server, one those of four ranks, one those of a Ray cluster.
+    """One process runs all tests that need an SGLang server, one those of several ranks, in a Ray cluster or not.
 
-    Each of these is started once.
+    Server, ranks and cluster are each started once, and ranks do not wait for the cores that other ranks use.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -54,10 +63,16 @@ def scope_of(nodeid: str) -> str | None:
     return next((scope for name, scope in TOGETHER.items() if name in path), None)
 
 
+def is_in_ray(nodeid: str) -> bool:
+    """Whether a test may use the Ray cluster."""
+    path = nodeid.split("::", maxsplit=1)[0]
+    return any(name in path for name in IN_RAY)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """A Ray cluster ends with the last of its tests: its idle processes take time from the others."""
-    if RAY_CLUSTERS and (nextitem is None or scope_of(nextitem.nodeid) != "ray"):
+    if RAY_CLUSTERS and (nextitem is None or not is_in_ray(nextitem.nodeid)):
         RAY_CLUSTERS.pop().close()
 
 

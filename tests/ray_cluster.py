@@ -67,6 +67,7 @@ class RayCluster:
             f"--dashboard-port={self.dashboard}",
             f"--ray-client-server-port={client}",
             "--num-cpus=0",
+            "--num-gpus=0",
         )
 
     @property
@@ -78,10 +79,13 @@ class RayCluster:
         """Variables of a process that joins it."""
         return {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
-    def add_node(self, cpus: int = 1) -> subprocess.Popen[bytes]:
-        """Start a further node."""
+    def add_node(self, cpus: int = 1, gpus: int = 0) -> subprocess.Popen[bytes]:
+        """Start a further node; Ray counts the GPUs that it is said to have."""
         return self._start(
-            f"--address={self.address}", f"--num-cpus={cpus}", hidden=self.hidden if self.is_hiding else None
+            f"--address={self.address}",
+            f"--num-cpus={cpus}",
+            f"--num-gpus={gpus}",
+            hidden=self.hidden if self.is_hiding else None,
         )
 
     def remove_node(self, node: subprocess.Popen[bytes]) -> None:
@@ -145,7 +149,6 @@ class RayCluster:
             "start",
             "--block",
             "--disable-usage-stats",
-            "--num-gpus=0",
             f"--object-store-memory={200 << 20}",
             *(f"--{name}-port={port}" for name, port in ports.items()),
             *words,

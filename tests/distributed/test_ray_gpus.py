@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.distributed.ray_servers import RayServer, RayServers
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.ray_group import servers_alone
 from rank_jobs import build
-from ray_cluster import TOKEN
+from ray_cluster import RayCluster
 from task_options import TrainOptions
 
 pytestmark = pytest.mark.slow
@@ -23,22 +23,17 @@ PLACING = RayOptions(cpus=0.1, patience=3)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _four_gpus() -> Iterator[None]:
-    """A cluster of this machine that takes it for one with four GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setenv("RAY_raylet_start_wait_time_s", "120")
-        import ray
-
-        ray._raylet.Config.initialize("")  # it has read the environment, perhaps before this
-        ray.init(address="local", num_cpus=1, num_gpus=4, include_dashboard=False)
-        try:
+def _four_gpus(ray_cluster: RayCluster) -> Iterator[None]:
+    """This process as a driver, while the cluster has a node that Ray takes for one with four GPUs."""
+    node = ray_cluster.add_node(gpus=4)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in ray_cluster.environment.items():
+                patch.setenv(name, value)
             with connected(PLACING, 1):
                 yield
-        finally:
-            ray.shutdown()
+    finally:
+        ray_cluster.remove_node(node)
 
 
 def visible(server: RayServer) -> list[str]:

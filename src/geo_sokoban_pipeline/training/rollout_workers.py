@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -215,8 +216,7 @@ class RolloutWorkers:
                 from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
 
                 self.servers = SglangEngine(policy, options.rollout.server, launcher or HERE)
-            for number in range(self._count):
-                self._seats.append(_Seat(number, self._start_worker(number)))
+            self._start_workers()
         except BaseException:
             self.close()
             raise
@@ -375,6 +375,22 @@ class RolloutWorkers:
 
     # Workers.
 
+    def _start_workers(self) -> None:
+        """Start all workers at the same time: where Ray places one, it has imported its libraries when this returns."""
+        pool = ThreadPoolExecutor(self._count)
+        starts = [pool.submit(self._start_worker, number) for number in range(self._count)]
+        try:
+            wait(starts)
+        finally:  # an interrupt may come
+            pool.shutdown(wait=False)
+            started = [start.done() and start.exception() is None for start in starts]
+            self._seats = [_Seat(number, starts[number].result()) for number in range(self._count) if started[number]]
+            for start in starts:
+                if not start.done():
+                    start.add_done_callback(_end_late)
+        for start in starts:
+            start.result()
+
     def _start_worker(self, number: int) -> Link:
         gpu = None if self._first_gpu is None else self._first_gpu + number
         life = RolloutProcess(self._build, self._options.rollout.worker_timeout, gpu)
@@ -508,6 +524,12 @@ class RolloutWorkers:
         except Exception as error:  # raised by the rollout, which waits for the worker; it is no loss of a worker
             self._inbox.put((0, None, error))
             return None
+
+
+def _end_late(start: Future[Link]) -> None:
+    """End a worker that has started after all others were closed."""
+    if start.exception() is None:
+        start.result().close(patient=False)
 
 
 @dataclass
