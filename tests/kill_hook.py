@@ -2,9 +2,9 @@
 
 Points are the package's log messages, those of level DEBUG included (`iteration 3: update`), and Kedro's own moments:
 `before_node:<node>`, `before_save:<dataset>` and `after_save:<dataset>`. `GEO_SOKOBAN_KILL_AT` is a pattern of one,
-such as `iteration *: update`, `GEO_SOKOBAN_KILL_NTH` says at which arrivals (default 1; several as `2,3`),
-`GEO_SOKOBAN_KILL_WHOM` whom: `driver` (default) or `rank`, in a Ray cluster the last one. A run takes the hook from
-`GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
+such as `iteration *: update` (several as `this|that`), `GEO_SOKOBAN_KILL_NTH` says at which arrivals (default 1;
+several as `2,3`), `GEO_SOKOBAN_KILL_WHOM` whom: `driver` (default) or `rank`, in a Ray cluster the last one. A run takes
+the hook from `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLACED = re.compile(r"process \d+ of \d+ \(pid (\d+) on ")
 class KillHook(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self._pattern = os.environ["GEO_SOKOBAN_KILL_AT"]
+        self._patterns = os.environ["GEO_SOKOBAN_KILL_AT"].split("|")
         self._due = {int(number) for number in os.environ.get("GEO_SOKOBAN_KILL_NTH", "1").split(",")}
         self._arrivals = 0
         self._whom = os.environ.get("GEO_SOKOBAN_KILL_WHOM", "driver")
@@ -45,7 +45,7 @@ class KillHook(logging.Handler):
         self._arrive(message)
 
     def _arrive(self, name: str) -> None:
-        if not fnmatchcase(name, self._pattern):
+        if not any(fnmatchcase(name, pattern) for pattern in self._patterns):
             return
         self._arrivals += 1
         if self._arrivals in self._due:
