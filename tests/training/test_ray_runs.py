@@ -262,7 +262,10 @@ def test_what_works_on_a_stored_run_begins_again_after_a_death(
 
 
 def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns(ray_cluster: RayCluster) -> None:
-    """Submitted as a job; the server lies beside the first rank, and its log-probs are the trainer's."""
+    """Submitted as a job; the server lies beside the first rank, and its log-probs are the trainer's.
+
+    Without the evaluation, which would start a server of its own.
+    """
     need_environment()
     data = ray_cluster.hidden / "turns"
     server = {name: value for name, value in ON_CPU.items() if not isinstance(value, dict)}
@@ -276,7 +279,7 @@ def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns(ray_cluster
         "rollout.server.faults.start_timeout": 1200,
         **sampled,
     }
-    entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {' '.join(params(shape, APART))}"
+    entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test --to-nodes=train_grpo {' '.join(params(shape, APART))}"
     variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
     submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
     output, _ = submitted.communicate(timeout=900)
