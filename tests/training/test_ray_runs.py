@@ -279,7 +279,8 @@ def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns(ray_cluster
         "rollout.server.faults.start_timeout": 1200,
         **sampled,
     }
-    entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test --to-nodes=train_grpo {' '.join(params(shape, APART))}"
+    words = " ".join((*params(shape, APART), "--to-nodes=train_grpo"))
+    entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {words}"
     variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
     submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
     output, _ = submitted.communicate(timeout=900)
