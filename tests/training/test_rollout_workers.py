@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.training.recovery import attempts
-from geo_sokoban_pipeline.training.rollout_workers import RolloutWorkers
+from geo_sokoban_pipeline.training.rollout_workers import RolloutSide, RolloutWorkers
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from ray_cluster import RayCluster
 from task_options import TrainOptions
@@ -60,7 +60,7 @@ def collect(setup: Setup, workers: RolloutWorkers, **changes: Any) -> tuple[list
     """Episodes of a first iteration, and its metrics."""
     options = changed(setup, WORKERS, **changes)
     made = Collector("train_sokoban", 0, options, setup.rows, setup.policy, workers, workers.rollout)
-    made.take_metrics = workers.take_metrics
+    made.take_metrics = RolloutSide(workers, workers.rollout, workers).take_metrics
     return made.collect(0, build_sampler(setup.rows, options, 0, None))
 
 

@@ -176,6 +176,7 @@ class RolloutWorkers:
         in_process: see `EngineControl`; False: weights are sent.
         version: of the weights.
         servers: from which the workers sample; None: each has an engine.
+        replaced: how often a worker was lost, and another one started.
 
     Raises:
         ValueError: the policy is on a GPU, and there is not one for each worker.
@@ -204,7 +205,8 @@ class RolloutWorkers:
         self._load: LoadWeights | FollowServers | None = None
         self._folder: Path | None = None
         self._sent_state: Hashable = None
-        self._sets = self._number = self._lost = self._replaced = self._replaced_before = 0
+        self.replaced = 0
+        self._sets = self._number = self._lost = 0
         self._seconds = 0.0  # of the rollouts since `take_metrics`
         # Number, link and message of a worker; no link: what the rollout raises.
         self._inbox: queue.SimpleQueue[tuple[int, Link | None, Any]] = queue.SimpleQueue()
@@ -232,16 +234,9 @@ class RolloutWorkers:
         return sum(seat.cpu_seconds + seat.earlier_cpu_seconds for seat in self._seats)
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the rollouts since the last call: the share in which each worker had nothing to do, and replaced ones.
-
-        These since the last call but one: who collects begins with a call that drops the times of validations.
-        """
+        """Of the rollouts since the last call: the share in which each worker had nothing to do."""
         seconds, self._seconds = max(self._seconds, 1e-9), 0.0
         found = {f"perf/idle_share/worker_{seat.number}": max(0.0, 1.0 - seat.busy / seconds) for seat in self._seats}
-        replaced = self._replaced + self._replaced_before
-        self._replaced, self._replaced_before = 0, self._replaced
-        if replaced:
-            found["perf/worker_restarts"] = float(replaced)
         for seat in self._seats:
             seat.busy = 0.0
         return found
@@ -467,7 +462,7 @@ class RolloutWorkers:
         self._restart(seat)
 
     def _restart(self, seat: _Seat) -> None:
-        self._replaced += 1
+        self.replaced += 1
         seat.link.close(patient=False)
         seat.earlier_cpu_seconds += seat.cpu_seconds
         seat.cpu_seconds, seat.stuck = 0.0, 0
@@ -549,19 +544,28 @@ class RolloutSide:
     workers: RolloutWorkers | None = None
     missing: int = 0
     servers: SglangEngine | None = None
-    _restarts: tuple[int, int] = (0, 0)
+    _earlier: deque[dict[str, int]] = field(init=False)  # counts as of the last two calls
+
+    def __post_init__(self) -> None:
+        self._earlier = deque([self._counts()] * 2, maxlen=2)
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of the rollouts since the last call, see `RolloutWorkers`, and of the ranks and servers."""
+        """Metrics of the rollouts since the last call, see `RolloutWorkers`, and of ranks, workers and servers.
+
+        Who collects begins with a call that drops the times of validations. What is counted counts since the call
+        before that one.
+        """
         found = {} if self.workers is None else self.workers.take_metrics()
         if self.missing:
             found["perf/missing_ranks"] = float(self.missing)
-        if self.servers is not None:
-            before, last = self._restarts
-            self._restarts = last, self.servers.restarts
-            if self.servers.restarts > before:
-                found["perf/server_restarts"] = float(self.servers.restarts - before)
-        return found
+        now, before = self._counts(), self._earlier[0]
+        self._earlier.append(now)
+        return found | {name: float(count - before[name]) for name, count in now.items() if count > before[name]}
+
+    def _counts(self) -> dict[str, int]:
+        """How often a worker was replaced, and a server brought back."""
+        found = {} if self.workers is None else {"perf/worker_restarts": self.workers.replaced}
+        return found if self.servers is None else found | {"perf/server_restarts": self.servers.restarts}
 
     def cpu_clock(self, ranks: WorkerGroup | None) -> float:
         """CPU-seconds of this process, of other ranks' jobs and of rollout workers, from an arbitrary zero."""
