@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -65,9 +66,19 @@ def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
         alone = launcher.server(fitting.rollout.server, tiny_policy, 0)
         given = [place.gpus for place in ranks.places]
         assert [len(gpus) for gpus in given] == [1, 1]
-        assert sorted([*given[0], *given[1], *visible(alone)]) == ["0", "1", "2", "3"]
+        own, pid = visible(alone), alone.pid
+        assert sorted([*given[0], *given[1], *own]) == ["0", "1", "2", "3"]
+        assert visible(alone) == own and alone.pid != pid, "brought back by its actor, which keeps its GPUs"
         with pytest.raises(NoPlaceError, match="1 ranks of 0.1 CPU, 1 GPU each, .*found no place in 3 s"):
             RayRanks(1, build, PLACING, 1)
+        late = RayServer(fitting.rollout.server, tiny_policy, 0, PLACING.model_copy(update={"patience": 300.0}))
+        with ThreadPoolExecutor(1) as aside:
+            waiting, began = aside.submit(late.start), time.monotonic()
+            time.sleep(0.5)
+            assert waiting.running()
+            late.end()
+            waiting.result()
+            assert time.monotonic() - began < 60, "who ends it does not wait for its GPUs"
         with closing(RayServers(PLACING, ranks.places)) as servers:
             shared = servers.launcher.server(fitting.rollout.server, tiny_policy, 0)
             assert visible(shared) == [*given[0], *given[1]], "nothing was free, and nothing is needed"

@@ -120,9 +120,10 @@ def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
 def test_geometry_has_the_bits_of_this_machine(ray_cluster: RayCluster, tmp_path: Path, task: str) -> None:
     run = f"train_{task}"
     shape = {**SHARDED, "loop.iterations": 1}
-    here = kedro_command(*params(shape, run=run), data_root=tmp_path)
+    end = f"--to-nodes={run}.train_grpo"
+    here = kedro_command(*params(shape, run=run), end, data_root=tmp_path)
     data = ray_cluster.hidden / task
-    finish(kedro_command(*params(shape, APART, run=run), data_root=data, **ray_cluster.environment))
+    finish(kedro_command(*params(shape, APART, run=run), end, data_root=data, **ray_cluster.environment))
     finish(here)
     assert_same_run(read_run(tmp_path, run), read_run(data, run))
 

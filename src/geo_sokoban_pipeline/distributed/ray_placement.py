@@ -365,22 +365,28 @@ class NoPlaceError(RankError):
     """The cluster has not the resources for so many actors."""
 
 
-def reserve(count: int, what: str, options: RayOptions, gpus: int) -> Any:
+def reserve(
+    count: int, what: str, options: RayOptions, gpus: int, is_given_up: Callable[[], bool] = lambda: False
+) -> Any:
     """A placement group of bundles for so many actors.
 
     Args:
         what: takes them, with its verb, for errors.
         gpus: of each.
+        is_given_up: whether nobody waits for them any more; asked each second.
 
     Raises:
-        NoPlaceError: the cluster has not the resources.
+        NoPlaceError: the cluster has not the resources, or nobody waits for them.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
     bundle = bundle_of(options, gpus)
     group = placement_group([bundle] * count, strategy=options.strategy)
-    if not group.wait(options.patience):
+    deadline = time.monotonic() + options.patience
+    while not group.wait(min(1.0, options.patience)):
+        if time.monotonic() < deadline and not is_given_up():
+            continue
         remove_placement_group(group)
         raise NoPlaceError(
             f"{what} {_shown(bundle)} each, ray.strategy={options.strategy}, found no place in "

@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.distributed.group import LOOPBACK
 from geo_sokoban_pipeline.distributed.launch import DeadRankError
 from geo_sokoban_pipeline.distributed.ray_placement import (
+    NoPlaceError,
     Rank,
     RankPlace,
     first_line,
@@ -124,7 +125,7 @@ class RayServer:
         self._started = Started()
         self._cluster = _connection()
         self._lock = threading.Lock()  # two threads may start and end it at once
-        self._ended = False
+        self._ended = threading.Event()
 
     @property
     def url(self) -> str:
@@ -157,11 +158,15 @@ class RayServer:
         import ray
 
         with self._lock:
-            if self._ended:
-                return
-            if not self._has_actor():
+            if not self._ended.is_set() and not self._has_actor():
                 self._drop(patient=False)
-                self._find_place()
+                try:
+                    self._find_place()
+                except NoPlaceError:
+                    if not self._ended.is_set():
+                        raise
+            if self._ended.is_set():
+                return
             gpus = None if self._beside is None else [gpu for place in self._beside for gpu in place.gpus]
             try:
                 started = ray.get(
@@ -190,9 +195,9 @@ class RayServer:
         return self._ask("found_port_taken") is True
 
     def end(self) -> None:
-        """See `OwnServer`."""
+        """See `OwnServer`; a start that waits for resources ends too."""
+        self._ended.set()
         with self._lock:
-            self._ended = True
             self._drop(patient=True)
 
     def _ask(self, question: str) -> Any:
@@ -233,7 +238,7 @@ class RayServer:
         for is_last in placings(self._placing):
             if self._beside is None:
                 gpus = self.options.gpus
-                self._bundles = reserve(1, f"{self._title} with", self._placing, gpus)
+                self._bundles = reserve(1, f"{self._title} with", self._placing, gpus, self._ended.is_set)
                 given = (self._title, self._bundles, 0, self._placing, gpus, self._files, ())
                 self._actor = start_actor(ServerHost, *given, calls=4)
             else:

@@ -213,12 +213,7 @@ class RolloutWorkers:
         self._is_closed = False
         self._seats: list[_Seat] = []
         try:
-            if options.rollout.engine == "sglang":
-                from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-                from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
-
-                self.servers = SglangEngine(policy, options.rollout.server, launcher or HERE)
-            self._start_workers()
+            self._start_workers(launcher)
         except BaseException:
             self.close()
             raise
@@ -370,13 +365,18 @@ class RolloutWorkers:
 
     # Workers.
 
-    def _start_workers(self) -> None:
-        """Start all workers at the same time: where Ray places one, it has imported its libraries when this returns."""
+    def _start_workers(self, launcher: Launcher | None) -> None:
+        """Start all workers at the same time, and their servers: where Ray places one, this waits for its imports."""
         pool = ThreadPoolExecutor(self._count)
         starts = [pool.submit(self._start_worker, number) for number in range(self._count)]
         try:
+            if self._options.rollout.engine == "sglang":
+                from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+                from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
+
+                self.servers = SglangEngine(self._policy, self._options.rollout.server, launcher or HERE)
             wait(starts)
-        finally:  # an interrupt may come
+        finally:  # servers may fail, and an interrupt may come
             pool.shutdown(wait=False)
             started = [start.done() and start.exception() is None for start in starts]
             self._seats = [_Seat(number, starts[number].result()) for number in range(self._count) if started[number]]
