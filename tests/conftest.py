@@ -29,7 +29,7 @@ TOGETHER = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first, the interrupted ones before all others: they take longest and must not be left for the end.
+    """Whole runs first, the interrupted ones and those of ranks before all others: they take longest.
 
     The tests of a Ray cluster follow each other, so that it is started once.
     """
@@ -37,6 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         key=lambda item: (
             item.get_closest_marker("slow") is None,
             "test_resume" not in item.nodeid,
+            scope_of(item.nodeid) != "ranks",
             is_in_ray(item.nodeid),
         )
     )

@@ -2,9 +2,9 @@
 
 Points are the package's log messages, those of level DEBUG included (`iteration 3: update`), and Kedro's own moments:
 `before_node:<node>`, `before_save:<dataset>` and `after_save:<dataset>`. `GEO_SOKOBAN_KILL_AT` is a pattern of one,
-such as `iteration *: update` (several as `this|that`), `GEO_SOKOBAN_KILL_NTH` says at which arrivals (default 1;
-several as `2,3`), `GEO_SOKOBAN_KILL_WHOM` whom: `driver` (default) or `rank`, in a Ray cluster the last one. A run
-takes the hook from `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
+such as `iteration *: update` (several as `this|that`), `GEO_SOKOBAN_KILL_NTH` says at which arrivals at any of them
+(default 1; several as `2,3`), `GEO_SOKOBAN_KILL_WHOM` whom: `driver` (default) or `rank`, in a Ray cluster the last
+one. A run takes the hook from `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
 """
 
 from __future__ import annotations

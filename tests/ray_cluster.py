@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,6 +166,14 @@ class RayCluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 300) -> None:
+    """Wait for a condition, longer than a busy machine takes."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
 
 
 def plain_environment() -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,6 +69,17 @@ def finish(process: Command, expected: int = 0, timeout: float = 300) -> str:
         raise
     assert process.returncode == expected, output[-4000:]
     return output
+
+
+@contextmanager
+def beside(process: Command) -> Iterator[None]:
+    """A started command goes on during the `with` block, must end well after it, and is killed if the block fails."""
+    try:
+        yield
+        finish(process)
+    except BaseException:
+        process.kill()
+        raise
 
 
 def read_run(data_root: Path, run: str = "train_sokoban", run_id: str = "default") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.distributed.ray_servers import RayServer, RayServers
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.ray_group import servers_alone
 from rank_jobs import build
-from ray_cluster import RayCluster
+from ray_cluster import RayCluster, wait_until
 from task_options import TrainOptions
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,8 @@ PLACING = RayOptions(cpus=0.1, patience=3)
 @pytest.fixture(scope="module", autouse=True)
 def _four_gpus(ray_cluster: RayCluster) -> Iterator[None]:
     """This process as a driver, while the cluster has a node that Ray takes for one with four GPUs."""
+    import ray
+
     node = ray_cluster.add_node(gpus=4)
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -33,8 +35,11 @@ def _four_gpus(ray_cluster: RayCluster) -> Iterator[None]:
                 patch.setenv(name, value)
             with connected(PLACING, 1):
                 yield
+                ray_cluster.remove_node(node)
+                wait_until(lambda: "GPU" not in ray.cluster_resources(), "Ray does not see that the node has ended")
     finally:
-        ray_cluster.remove_node(node)
+        if node in ray_cluster.nodes:
+            ray_cluster.remove_node(node)
 
 
 def visible(server: RayServer) -> list[str]:
@@ -66,9 +71,10 @@ def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
         alone = launcher.server(fitting.rollout.server, tiny_policy, 0)
         given = [place.gpus for place in ranks.places]
         assert [len(gpus) for gpus in given] == [1, 1]
-        own, pid = visible(alone), alone.pid
+        own, pid, log = visible(alone), alone.pid, alone.log
         assert sorted([*given[0], *given[1], *own]) == ["0", "1", "2", "3"]
-        assert visible(alone) == own and alone.pid != pid, "brought back by its actor, which keeps its GPUs"
+        wait_until(lambda: alone.lost() is not None, "its program has ended")
+        assert visible(alone) == own and alone.pid != pid and alone.log == log, "brought back by the same actor"
         with pytest.raises(NoPlaceError, match="1 ranks of 0.1 CPU, 1 GPU each, .*found no place in 3 s"):
             RayRanks(1, build, PLACING, 1)
         late = RayServer(fitting.rollout.server, tiny_policy, 0, PLACING.model_copy(update={"patience": 300.0}))
@@ -79,6 +85,10 @@ def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
             late.end()
             waiting.result()
             assert time.monotonic() - began < 60, "who ends it does not wait for its GPUs"
+        import ray
+
+        states = [group["state"] for group in ray.util.placement_group_table().values()]
+        assert set(states) <= {"CREATED", "REMOVED"}, "nothing waits any more"
         with closing(RayServers(PLACING, ranks.places)) as servers:
             shared = servers.launcher.server(fitting.rollout.server, tiny_policy, 0)
             assert visible(shared) == [*given[0], *given[1]], "nothing was free, and nothing is needed"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runs import assert_same_run, finish, kedro_command, read_run
+from runs import assert_same_run, beside, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 
@@ -34,25 +34,24 @@ POINTS = (
 
 
 def test_killed_at_named_points(tmp_path: Path) -> None:
-    undisturbed = kedro_command(*COMMAND, data_root=tmp_path / "undisturbed")
     root = tmp_path / "disturbed"
-    for point, arrival, whom in POINTS:
-        process = kedro_command(
-            *COMMAND,
-            data_root=root,
-            GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook",
-            GEO_SOKOBAN_KILL_AT=point,
-            GEO_SOKOBAN_KILL_NTH=str(arrival),
-            GEO_SOKOBAN_KILL_WHOM=whom,
-        )
-        output, _ = process.communicate(timeout=300)
-        if whom == "driver":
-            assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
-        else:
-            assert process.returncode == 1, f"{point} was not reached:\n{output[-3000:]}"
-            assert "ended with exit code -9 (SIGKILL). The same command continues" in " ".join(output.split())
-    finish(kedro_command(*COMMAND, data_root=root))
-    finish(undisturbed)
+    with beside(kedro_command(*COMMAND, data_root=tmp_path / "undisturbed")):
+        for point, arrival, whom in POINTS:
+            process = kedro_command(
+                *COMMAND,
+                data_root=root,
+                GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook",
+                GEO_SOKOBAN_KILL_AT=point,
+                GEO_SOKOBAN_KILL_NTH=str(arrival),
+                GEO_SOKOBAN_KILL_WHOM=whom,
+            )
+            output, _ = process.communicate(timeout=300)
+            if whom == "driver":
+                assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
+            else:
+                assert process.returncode == 1, f"{point} was not reached:\n{output[-3000:]}"
+                assert "ended with exit code -9 (SIGKILL). The same command continues" in " ".join(output.split())
+        finish(kedro_command(*COMMAND, data_root=root))
     expected, found = read_run(tmp_path / "undisturbed"), read_run(root)
     assert any("optimizer-00002-of-00002" in name for name in expected["weights"]), "the state was sharded"
     assert_same_run(expected, found)

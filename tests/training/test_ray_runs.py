@@ -7,8 +7,6 @@ import re
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,8 @@ import psutil
 import pytest
 
 from geo_sokoban_pipeline.runs.storage import read_json
-from ray_cluster import RayCluster, is_server, processes_of, submit
-from runs import ROOT, assert_same_run, finish, kedro_command, read_run
+from ray_cluster import RayCluster, is_server, processes_of, submit, wait_until
+from runs import ROOT, assert_same_run, beside, finish, kedro_command, read_run
 from servers import ON_CPU, need_environment
 
 pytestmark = pytest.mark.slow
@@ -54,14 +52,6 @@ def kill(whom: str, at: str, *arrivals: int) -> dict[str, str]:
         "GEO_SOKOBAN_KILL_NTH": ",".join(map(str, arrivals)),
         "GEO_SOKOBAN_KILL_WHOM": whom,
     }
-
-
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = 300) -> None:
-    """Wait for a condition, longer than a busy machine takes."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 def checkpoints_of(data: Path) -> Path:
@@ -101,16 +91,14 @@ def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
         "rollout.workers": 2,
         "ray.cpus": 0.5,
     }
-    here = kedro_command(*params(shape), data_root=tmp_path)
-
     data = ray_cluster.hidden / "submitted"
     words = " ".join(params(shape, APART))
     entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {words}"
     variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
-    submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
-    output, _ = submitted.communicate(timeout=300)
-    assert submitted.returncode == 0, output[-4000:]
-    finish(here)
+    with beside(kedro_command(*params(shape), data_root=tmp_path)):
+        submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
+        output, _ = submitted.communicate(timeout=600)
+        assert submitted.returncode == 0, output[-4000:]
     assert_same_run(read_run(tmp_path), read_run(data))
     assert os.listdir(ray_cluster.folder) == []
     assert ray_cluster.ranks_left() == []
@@ -121,10 +109,9 @@ def test_geometry_has_the_bits_of_this_machine(ray_cluster: RayCluster, tmp_path
     run = f"train_{task}"
     shape = {**SHARDED, "loop.iterations": 1}
     end = f"--to-nodes={run}.train_grpo"
-    here = kedro_command(*params(shape, run=run), end, data_root=tmp_path)
     data = ray_cluster.hidden / task
-    finish(kedro_command(*params(shape, APART, run=run), end, data_root=data, **ray_cluster.environment))
-    finish(here)
+    with beside(kedro_command(*params(shape, run=run), end, data_root=tmp_path)):
+        finish(kedro_command(*params(shape, APART, run=run), end, data_root=data, **ray_cluster.environment))
     assert_same_run(read_run(tmp_path, run), read_run(data, run))
 
 
@@ -197,7 +184,7 @@ def test_a_lost_node_that_nobody_replaces_leaves_fewer_ranks(
     """
     data = ray_cluster.hidden / "fewer"
     environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
-    allowed = {"ray.min_processes": 1, "ray.patience": 12, "optimizer.offload": "true"}
+    allowed = {"ray.min_processes": 1, "ray.patience": 20, "optimizer.offload": "true"}
     process = kedro_command(*params(SHARDED, APART, allowed), data_root=data, **environment)
     checkpoints = checkpoints_of(data)
     wait_until((checkpoints / "iter=00000" / "manifest.json").exists, "no checkpoint")
@@ -238,7 +225,7 @@ def test_what_works_on_a_stored_run_begins_again_after_a_death(
     stored: Path,
     pipeline: str,
     source: str,
-    points: tuple[str, int],
+    points: tuple[Any, ...],
     restarts: list[int | None],
 ) -> None:
     """Where a rank is killed, each ends as it does on this machine: as the iteration of the run, bit for bit."""

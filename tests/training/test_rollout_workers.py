@@ -234,6 +234,25 @@ def test_a_worker_that_is_started_while_all_are_closed_ends_too(setup: Setup, mo
     assert not any(map(psutil.pid_exists, pids))
 
 
+def test_workers_of_which_one_finds_no_place_all_end(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    class Placed(LocalLink):
+        def __init__(self, title: str, talk: Any) -> None:
+            super().__init__(title, talk)
+            begun.append(self.pid)
+
+        def settle(self) -> None:
+            assert len(begun) == 2, "they start at the same time"
+            if self.pid == begun[1]:
+                raise RankError("no place")
+
+    monkeypatch.setattr("geo_sokoban_pipeline.training.rollout_workers.LocalLink", Placed)
+    with pytest.raises(RankError, match="no place"):
+        RolloutWorkers(setup.policy, settings(setup.options, WORKERS))
+    assert not any(map(psutil.pid_exists, begun))
+
+
 def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
     setup: Setup, two: RolloutWorkers, awkward_row: Any, tmp_path: Path, ray_cluster: RayCluster
 ) -> None:
@@ -266,8 +285,10 @@ def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
         for name, value in ray_cluster.environment.items():
             patch.setenv(name, value)
         with connected(options.ray, 2):
-            with pytest.raises(RankError, match="broken has ended"):  # what it took is free for the two
-                RayLink("broken", print, options.ray, files={".": b"no file"})
+            broken = RayLink("broken", print, options.ray, files={".": b"no file"})
+            with pytest.raises(RankError, match="broken has ended"):
+                broken.settle()
+            broken.close()  # what it took is free for the two
             with closing(RolloutWorkers(setup.policy, options)) as workers:
                 workers.update_weights(WeightSource.of_folder(folder), 0)
                 before = workers.process_ids
@@ -355,7 +376,7 @@ DEATHS = {
 
 
 class Killer(logging.Handler):
-    """Kills at each message once: this process, or the rollout worker below it but those that were there before."""
+    """Kills at each message once: this process, or the rollout worker that it has started since."""
 
     def __init__(self, whom: str, *at: str) -> None:
         super().__init__(logging.DEBUG)

@@ -98,6 +98,13 @@ class Link(Protocol):
     def pid(self) -> int:
         """Process id, on the process's machine."""
 
+    def settle(self) -> None:
+        """Wait until the process has its place; called once, before all else but `close`.
+
+        Raises:
+            RankError: it has none, or has ended.
+        """
+
     def send(self, message: Any) -> None:
         """Send a message.
 
@@ -164,6 +171,9 @@ class LocalLink:
     def pid(self) -> int:
         """See `Link`."""
         return int(self._handle.process.pid)
+
+    def settle(self) -> None:
+        """See `Link`; it is here."""
 
     def send(self, message: Any) -> None:
         """See `Link`."""

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 64 << 20  # of a file that travels; two are on their way at a time
 _PATIENCE = 30.0  # seconds in which Ray notices that a process or a node has ended
+_ASKING = 5.0  # seconds between two looks at whether what waits for resources is still wanted
 _SLOW = 2.0  # seconds of a job from which its end is logged
 # Variables of Ray: no usage data; what a rank without a GPU sees; seconds that the start of a node may take.
 _SETTINGS = {
@@ -170,7 +171,7 @@ class Talker(Rank):
 
 
 class RayLink:
-    """A link to an actor in a placement group of its own.
+    """A link to an actor in a placement group of its own; it is placed when `settle` has returned.
 
     Args:
         talk: its life, in its process.
@@ -191,23 +192,30 @@ class RayLink:
         imports: Sequence[str] = (),
     ) -> None:
         self.title = title
+        self._talk, self._options = talk, options
+        self._given = gpus, files or {}, imports
         self._folders: dict[Path, str] = {}
         self._count = 0
         self._heard: deque[Any] = deque()
         self._is_silent = True
-        self._closing, self._is_closed = threading.Lock(), False
-        for is_last in placings(options):
-            self._bundles = reserve(1, f"{title} with", options, gpus)
-            self._actor = start_actor(Talker, title, self._bundles, 0, options, gpus, files or {}, imports, calls=4)
+        self._lock, self._is_free = threading.Lock(), True
+        self._is_closed = threading.Event()
+        self._begin()
+
+    def settle(self) -> None:
+        """See `Link`."""
+        for is_last in placings(self._options):
             try:
                 self._place: RankPlace = self._call(self._actor.place.remote())
                 break
-            except BaseException as error:
-                self._free()
-                if not isinstance(error, DeadRankError) or is_last():
-                    raise
-        self.title = f"{title} (pid {self._place.pid} on {self._place.address})"
-        self._life = self._actor.talk.remote(talk)
+            except DeadRankError:
+                with self._lock:
+                    self._free()
+                    if self._is_closed.is_set() or is_last():
+                        raise
+                    self._begin()
+        self.title = f"{self.title} (pid {self._place.pid} on {self._place.address})"
+        self._life = self._actor.talk.remote(self._talk)
 
     @property
     def pid(self) -> int:
@@ -251,18 +259,26 @@ class RayLink:
             if patient:
                 self.send(None)
                 ray.get(self._actor.remove.remote(self._place.scratch), timeout=1.0)
-        with self._closing:  # after the end of the connection, a call of Ray would start a cluster
-            if not self._is_closed:
-                self._is_closed = True
-                self._free()
+        self._is_closed.set()
+        with self._lock:
+            self._free()
+
+    def _begin(self) -> None:
+        """Have Ray start the actor."""
+        gpus, files, imports = self._given
+        self._bundles = reserve(1, f"{self.title} with", self._options, gpus, self._is_closed.is_set)
+        self._actor = start_actor(Talker, self.title, self._bundles, 0, self._options, gpus, files, imports, calls=4)
+        self._is_free = False
 
     def _free(self) -> None:
-        """End the actor, and free what it took."""
+        """End the actor, and free what it took, once: after the end of the connection, a call would start a cluster."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
-        ray.kill(self._actor)
-        remove_placement_group(self._bundles)
+        if not self._is_free:
+            self._is_free = True
+            ray.kill(self._actor)
+            remove_placement_group(self._bundles)
 
     def _call(self, reference: Any, timeout: float | None = None) -> Any:
         """The result of a call.
@@ -373,7 +389,7 @@ def reserve(
     Args:
         what: takes them, with its verb, for errors.
         gpus: of each.
-        is_given_up: whether nobody waits for them any more; asked each second.
+        is_given_up: whether nobody waits for them any more; asked every few seconds.
 
     Raises:
         NoPlaceError: the cluster has not the resources, or nobody waits for them.
@@ -384,16 +400,18 @@ def reserve(
     bundle = bundle_of(options, gpus)
     group = placement_group([bundle] * count, strategy=options.strategy)
     deadline = time.monotonic() + options.patience
-    while not group.wait(min(1.0, options.patience)):
-        if time.monotonic() < deadline and not is_given_up():
-            continue
+    try:
+        while not group.wait(min(_ASKING, options.patience)):
+            if time.monotonic() >= deadline or is_given_up():
+                raise NoPlaceError(
+                    f"{what} {_shown(bundle)} each, ray.strategy={options.strategy}, found no place in "
+                    f"{options.patience:g} s: the cluster has {_shown(ray.cluster_resources())}, of which "
+                    f"{_shown(ray.available_resources())} are free. Lower processes or what a rank takes (ray.cpus, "
+                    "ray.gpus, ray.resources), choose another ray.strategy, or add nodes."
+                )
+    except BaseException:
         remove_placement_group(group)
-        raise NoPlaceError(
-            f"{what} {_shown(bundle)} each, ray.strategy={options.strategy}, found no place in "
-            f"{options.patience:g} s: the cluster has {_shown(ray.cluster_resources())}, of which "
-            f"{_shown(ray.available_resources())} are free. Lower processes or what a rank takes (ray.cpus, "
-            "ray.gpus, ray.resources), choose another ray.strategy, or add nodes."
-        )
+        raise
     return group
 
 

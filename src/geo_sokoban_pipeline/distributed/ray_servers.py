@@ -148,7 +148,7 @@ class RayServer:
         return self._actor is not None and self.lost() is None
 
     def start(self, *, same_port: bool = True) -> None:
-        """See `OwnServer`.
+        """See `OwnServer`; once `end` was called, it starts none.
 
         Raises:
             ServerLost: its interpreter is missing on the node, its port is taken, or the actor has ended meanwhile.
@@ -251,6 +251,8 @@ class RayServer:
                 raise
             except ray.exceptions.RayError as failure:
                 self._drop(patient=False)
+                if self._ended.is_set():
+                    return
                 # Beside ranks whose node has ended there is no place any more: they are lost as well.
                 if self._beside is not None or is_last():
                     raise DeadRankError(f"{self._title} has ended: {first_line(failure)}") from failure

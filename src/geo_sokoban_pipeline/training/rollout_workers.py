@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FILE_BYTES = 512 << 20  # of weights on their way
+_CLOSED = "the rollout workers are closed."
 Groups = dict[int, list[EpisodeRequest]]
 # (title, life of the process) → the link to a new one
 Start = Callable[[str, Conversation], Link]
@@ -176,7 +176,7 @@ class RolloutWorkers:
         in_process: see `EngineControl`; False: weights are sent.
         version: of the weights.
         servers: from which the workers sample; None: each has an engine.
-        replaced: how often a worker was lost, and another one started.
+        replaced: how often another worker has taken the place of one.
 
     Raises:
         ValueError: the policy is on a GPU, and there is not one for each worker.
@@ -213,7 +213,16 @@ class RolloutWorkers:
         self._is_closed = False
         self._seats: list[_Seat] = []
         try:
-            self._start_workers(launcher)
+            if options.rollout.engine == "sglang":
+                from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+                from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
+
+                self.servers = SglangEngine(policy, options.rollout.server, launcher or HERE)
+            # All import their libraries at the same time, before one of them has settled.
+            for number in range(self._count):
+                self._seats.append(_Seat(number, self._begin_worker(number)))
+            for seat in self._seats:
+                self._settle(seat)
         except BaseException:
             self.close()
             raise
@@ -303,8 +312,9 @@ class RolloutWorkers:
         """End the workers; a rollout in another thread fails."""
         self._is_closed = True
         self._inbox.put((0, None, None))
-        for seat in self._seats:
-            self._send(seat, None)  # all of them end at the same time
+        for seat in self._seats:  # all of them end at the same time
+            with suppress(RankError):  # of one that could not be built
+                self._send(seat, None)
         for seat in self._seats:
             seat.link.close()
         if self.servers is not None:
@@ -365,33 +375,16 @@ class RolloutWorkers:
 
     # Workers.
 
-    def _start_workers(self, launcher: Launcher | None) -> None:
-        """Start all workers at the same time, and their servers: where Ray places one, this waits for its imports."""
-        pool = ThreadPoolExecutor(self._count)
-        starts = [pool.submit(self._start_worker, number) for number in range(self._count)]
-        try:
-            if self._options.rollout.engine == "sglang":
-                from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-                from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
-
-                self.servers = SglangEngine(self._policy, self._options.rollout.server, launcher or HERE)
-            wait(starts)
-        finally:  # servers may fail, and an interrupt may come
-            pool.shutdown(wait=False)
-            started = [start.done() and start.exception() is None for start in starts]
-            self._seats = [_Seat(number, starts[number].result()) for number in range(self._count) if started[number]]
-            for start in starts:
-                if not start.done():
-                    start.add_done_callback(_end_late)
-        for start in starts:
-            start.result()
-
-    def _start_worker(self, number: int) -> Link:
+    def _begin_worker(self, number: int) -> Link:
         gpu = None if self._first_gpu is None else self._first_gpu + number
         life = RolloutProcess(self._build, self._options.rollout.worker_timeout, gpu)
-        link = self._start(f"rollout worker {number + 1} of {self._count}", life)
-        threading.Thread(target=self._listen, args=(number, link), name=link.title, daemon=True).start()
-        return link
+        return self._start(f"rollout worker {number + 1} of {self._count}", life)
+
+    def _settle(self, seat: _Seat) -> None:
+        """Wait until a worker that was begun is there, then listen to it."""
+        seat.link.settle()
+        given = seat.number, seat.link
+        threading.Thread(target=self._listen, args=given, name=seat.link.title, daemon=True).start()
 
     def _listen(self, number: int, link: Link) -> None:
         """Put what a worker sends into the inbox, and its end as an exception."""
@@ -418,7 +411,7 @@ class RolloutWorkers:
         while True:
             number, link, message = self._inbox.get()
             if self._is_closed:
-                raise RankError("the rollout workers are closed.")
+                raise RankError(_CLOSED)
             if link is None:
                 raise message
             seat = self._seats[number]
@@ -466,9 +459,11 @@ class RolloutWorkers:
         seat.link.close(patient=False)
         seat.earlier_cpu_seconds += seat.cpu_seconds
         seat.cpu_seconds, seat.stuck = 0.0, 0
-        seat.link = self._start_worker(seat.number)
+        seat.link = self._begin_worker(seat.number)
         if self._is_closed:  # meanwhile, by another thread
             seat.link.close(patient=False)
+            raise RankError(_CLOSED)
+        self._settle(seat)
         self._give_weights(seat)
 
     # Weights and servers.
@@ -519,12 +514,6 @@ class RolloutWorkers:
         except Exception as error:  # raised by the rollout, which waits for the worker; it is no loss of a worker
             self._inbox.put((0, None, error))
             return None
-
-
-def _end_late(start: Future[Link]) -> None:
-    """End a worker that has started after all others were closed."""
-    if start.exception() is None:
-        start.result().close(patient=False)
 
 
 @dataclass
