@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.distributed.launch import RankError
+from geo_sokoban_pipeline.distributed.messages import RankError
 from rank_jobs import FailThenSum, SumGradients, start
 
 

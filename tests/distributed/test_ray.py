@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.config.ray import RayOptions
-from geo_sokoban_pipeline.distributed.launch import DeadRankError, RankError
-from geo_sokoban_pipeline.distributed.ray_placement import CHUNK_BYTES, RayRanks, connected
+from geo_sokoban_pipeline.distributed.messages import DeadRankError, RankError
+from geo_sokoban_pipeline.distributed.ray_actors import CHUNK_BYTES
+from geo_sokoban_pipeline.distributed.ray_placement import RayRanks, connected
 from rank_jobs import FailThenSum, JoinAt, Look, OpenMeeting, Sleep, SumGradients, WriteRank, build
 from ray_cluster import RayCluster
 

@@ -14,7 +14,8 @@ import pytest
 
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
-from geo_sokoban_pipeline.distributed.ray_placement import RankPlace, connected
+from geo_sokoban_pipeline.distributed.ray_actors import ActorPlace
+from geo_sokoban_pipeline.distributed.ray_placement import connected
 from geo_sokoban_pipeline.distributed.ray_servers import RayServers, shared_ranks
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, ServerLost
@@ -118,8 +119,8 @@ def test_a_late_answer_of_an_actor_holds_up_no_other_server() -> None:
     assert asyncio.run(count_turns()) > 10
 
 
-def places(*nodes: str) -> list[RankPlace]:
-    return [RankPlace(node, f"10.0.0.{node}", 1, "/scratch", (str(gpu),)) for gpu, node in enumerate(nodes)]
+def places(*nodes: str) -> list[ActorPlace]:
+    return [ActorPlace(node, f"10.0.0.{node}", 1, "/scratch", (str(gpu),)) for gpu, node in enumerate(nodes)]
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from safetensors.torch import load_file
 from forked import start_fork
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
-from geo_sokoban_pipeline.distributed.launch import RankError
 from geo_sokoban_pipeline.distributed.links import LocalLink
+from geo_sokoban_pipeline.distributed.messages import RankError
 from geo_sokoban_pipeline.distributed.ray_placement import RayLink, connected
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.rollout.engines.base import WeightSource

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
-from geo_sokoban_pipeline.distributed.launch import RankError
+from geo_sokoban_pipeline.distributed.messages import RankError
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import heap
-from geo_sokoban_pipeline.distributed.launch import RankError
+from geo_sokoban_pipeline.distributed.messages import RankError
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group

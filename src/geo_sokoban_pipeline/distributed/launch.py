@@ -19,45 +19,11 @@ from typing import Any, TypeVar
 from torch import multiprocessing
 
 from geo_sokoban_pipeline.distributed.group import has_lost_a_rank
+from geo_sokoban_pipeline.distributed.messages import Done, Failed, Job, LostRankError, RankError
 
 _PATIENCE = 5.0  # seconds before a rank that does not exit is terminated, then killed
 
-Job = Callable[[Any], Any]  # of a rank's state; picklable, with all its inputs
 Result = TypeVar("Result")
-
-
-class RankError(RuntimeError):
-    """A rank failed or its process has ended; the message says which and why."""
-
-
-class DeadRankError(RankError):
-    """A rank's process or its node has ended; another group of ranks can take its place."""
-
-
-class LostRankError(RankError):
-    """A rank failed because another one did."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """A job's result, and the CPU-seconds of all jobs of this rank so far."""
-
-    result: Any
-    cpu_seconds: float
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The traceback of a failed job, as text.
-
-    Attributes:
-        lost: whether it failed because another rank did.
-        error: what it raised; None where that was not sent.
-    """
-
-    text: str
-    lost: bool = False
-    error: Exception | None = None
 
 
 def serve(pipe: Connection, build: Callable[[], Any]) -> None:

@@ -6,85 +6,24 @@ process outlives its owner: it ends when its pipe closes, however busy it is.
 
 from __future__ import annotations
 
-import itertools
 import os
-import queue
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from geo_sokoban_pipeline.distributed.launch import DeadRankError, Failed, RankError, leave_interrupts, start_process
+from geo_sokoban_pipeline.distributed.launch import leave_interrupts, start_process
+from geo_sokoban_pipeline.distributed.messages import (
+    Conversation,
+    DeadRankError,
+    Line,
+    checked,
+    converse_safely,
+)
 
 _GRACE = 2.0  # seconds in which a process that does nothing ends by itself
-
-# The life of a process; picklable.
-Conversation = Callable[["Line"], None]
-
-
-@dataclass(frozen=True)
-class Beat:
-    """The process is alive."""
-
-
-@dataclass(frozen=True)
-class Hanging:
-    """The process is alive, but has not got on with its work for so many seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Question:
-    """Something that the process asks its owner."""
-
-    number: int
-    content: Any
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The answer to a question."""
-
-    number: int
-    content: Any
-
-
-class Line:
-    """The process's side of a link.
-
-    Args:
-        send: sends the owner a message; several threads may call it.
-
-    Attributes:
-        inbox: messages from the owner but replies; None: the link is closed.
-    """
-
-    def __init__(self, send: Callable[[Any], None]) -> None:
-        self.send = send
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._asked: dict[int, Future[Any]] = {}
-        self._numbers = itertools.count()
-
-    def ask(self, content: Any) -> Future[Any]:
-        """Ask the owner something."""
-        number, future = next(self._numbers), Future[Any]()
-        self._asked[number] = future
-        self.send(Question(number, content))
-        return future
-
-    def arrive(self, message: Any) -> None:
-        """Take a message from the owner."""
-        if isinstance(message, Reply):
-            self._asked.pop(message.number).set_result(message.content)
-        else:
-            self.inbox.put(message)
 
 
 class Link(Protocol):
@@ -221,20 +160,6 @@ class LocalLink:
         self._handle.pipe.close()
 
 
-def checked(title: str, message: Any) -> Any:
-    """A message that is no failure.
-
-    Raises:
-        RankError: it is one.
-        DeadRankError: the process hangs.
-    """
-    if isinstance(message, Hanging):
-        raise DeadRankError(f"{title} hangs: it has not got on with its work for {message.seconds:g} s.")
-    if isinstance(message, Failed):
-        raise RankError(f"{title} failed:\n{message.text}")
-    return message
-
-
 def converse(pipe: Connection, talk: Conversation) -> None:
     """Main function of a process: hold a conversation over a pipe, until None arrives on it or it closes."""
     leave_interrupts()
@@ -257,17 +182,3 @@ def converse(pipe: Connection, talk: Conversation) -> None:
     threading.Thread(target=listen, name="link", daemon=True).start()
     with suppress(OSError):
         converse_safely(line, talk)
-
-
-def converse_safely(line: Line, talk: Conversation) -> None:
-    """Hold a conversation; what it raises is sent, but for the end of the link.
-
-    Raises:
-        OSError: the link is closed.
-    """
-    try:
-        talk(line)
-    except OSError:
-        raise
-    except Exception as error:
-        line.send(Failed("".join(traceback.format_exception(error))))

@@ -10,39 +10,47 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import queue
 import secrets
-import shutil
 import signal
-import sys
 import threading
 import time
-import traceback
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from geo_sokoban_pipeline.config.ray import RayOptions
-from geo_sokoban_pipeline.distributed.group import LOOPBACK, has_lost_a_rank
-from geo_sokoban_pipeline.distributed.launch import DeadRankError, Done, Failed, Job, LostRankError, RankError
-from geo_sokoban_pipeline.distributed.links import Conversation, Line, checked, converse_safely
-from geo_sokoban_pipeline.distributed.scratch import make_scratch
+from geo_sokoban_pipeline.distributed.group import LOOPBACK
+from geo_sokoban_pipeline.distributed.messages import (
+    Conversation,
+    DeadRankError,
+    Done,
+    Failed,
+    Job,
+    LostRankError,
+    RankError,
+    checked,
+)
+from geo_sokoban_pipeline.distributed.ray_actors import (
+    CHUNK_BYTES,
+    Actor,
+    ActorPlace,
+    Rank,
+    Talker,
+    files_of,
+    send_tensors_as_arrays,
+)
 from geo_sokoban_pipeline.processes import count_cores
-from geo_sokoban_pipeline.runs.storage import MANIFEST, Files
+from geo_sokoban_pipeline.runs.storage import Files
 
 logger = logging.getLogger(__name__)
 
-CHUNK_BYTES = 64 << 20  # of a file that travels; two are on their way at a time
 _PATIENCE = 30.0  # seconds in which Ray notices that a process or a node has ended
 _ASKING = 5.0  # seconds between two looks at whether what waits for resources is still wanted
-_SLOW = 2.0  # seconds of a job from which its end is logged
 # Variables of Ray: no usage data; what a rank without a GPU sees; seconds that the start of a node may take.
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -51,132 +59,13 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class RankPlace:
-    """Where a rank runs.
-
-    Attributes:
-        node: Ray's id of the node.
-        address: at which the other nodes reach it.
-        scratch: the rank's own folder there.
-        gpus: ids of those that Ray has assigned to it, by which another process of the node can be shown them.
-    """
-
-    node: str
-    address: str
-    pid: int
-    scratch: str
-    gpus: tuple[str, ...] = ()
-
-
-class Rank:
-    """The actor of a rank: builds its state, runs the jobs it is sent, and moves files.
-
-    Its working folder is its scratch folder, which holds nothing but the files it is given.
-
-    Args:
-        files: contents by relative name.
-        imports: names of folders of them that modules are imported from.
-    """
-
-    def __init__(self, title: str, files: Mapping[str, bytes], imports: Sequence[str]) -> None:
-        self._title, self._state, self._began = title, None, 0.0
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
-        logging.getLogger(__package__.partition(".")[0]).setLevel(logging.INFO)
-        self._scratch = str(make_scratch())
-        os.chdir(self._scratch)
-        for name, content in files.items():
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_bytes(content)
-        sys.path += [f"{self._scratch}/{name}" for name in imports]
-        # What comes from Ray's object store is read-only; nothing here writes into it.
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
-        send_tensors_as_arrays()
-
-    def __repr__(self) -> str:
-        """The name that Ray writes before the lines of this process."""
-        return self._title
-
-    def place(self) -> RankPlace:
-        """Where this rank runs."""
-        import ray
-
-        context = ray.get_runtime_context()
-        gpus = tuple(context.get_accelerator_ids().get("GPU", ()))
-        return RankPlace(context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), self._scratch, gpus)
-
-    def build(self, build: Callable[[], Any]) -> Done | Failed:
-        """Make the state that jobs receive."""
-        try:
-            self._state = build()
-        except Exception as error:
-            return _failure(error)
-        self._began = time.process_time()
-        return Done(None, 0.0)
-
-    def run(self, job: Job) -> Done | Failed:
-        """Run a job; its failure is returned, with the traceback."""
-        began = time.perf_counter()
-        try:
-            result = job(self._state)
-        except Exception as error:
-            return _failure(error)
-        seconds = time.perf_counter() - began
-        if seconds > _SLOW:
-            logger.info("%s: %.1f s", type(job).__name__, seconds)
-        return Done(result, time.process_time() - self._began)
-
-    def store(self, path: str, chunk: np.ndarray) -> None:
-        """Append bytes to a file."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab") as file:
-            file.write(chunk.data)
-
-    def files(self, folder: str) -> list[tuple[str, int]]:
-        """Names and sizes of the files in a folder and below, sorted."""
-        root = Path(folder)
-        return [(str(path.relative_to(root)), path.stat().st_size) for path in _files(root)]
-
-    def load(self, path: str, first: int) -> np.ndarray:
-        """Bytes of a file from a place on, at most `CHUNK_BYTES`."""
-        return np.fromfile(path, np.uint8, CHUNK_BYTES, offset=first)
-
-    def remove(self, folder: str) -> None:
-        """Remove a folder; no error if it is absent."""
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class Talker(Rank):
-    """The actor of a process with a link, such as a rollout worker; several of its calls run at a time."""
-
-    def __init__(self, title: str, files: Mapping[str, bytes], imports: Sequence[str]) -> None:
-        super().__init__(title, files, imports)
-        self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._line = Line(self._said.put)
-
-    def talk(self, talk: Conversation) -> None:
-        """Hold a conversation until the link closes."""
-        converse_safely(self._line, talk)
-
-    def tell(self, message: Any) -> None:
-        """Take a message of the owner."""
-        self._line.arrive(message)
-
-    def hear(self) -> list[Any]:
-        """Messages for the owner, one at least."""
-        messages = [self._said.get()]
-        while not self._said.empty():
-            messages.append(self._said.get())
-        return messages
-
-
 class RayLink:
     """A link to an actor in a placement group of its own; it is placed when `settle` has returned.
 
     Args:
         talk: its life, in its process.
         gpus: of the actor.
-        files, imports: see `Rank`.
+        files, imports: see `Actor`.
 
     Raises:
         RankError: the cluster has not the resources.
@@ -206,7 +95,7 @@ class RayLink:
         """See `Link`."""
         for is_last in placings(self._options):
             try:
-                self._place: RankPlace = self._call(self._actor.place.remote())
+                self._place: ActorPlace = self._call(self._actor.place.remote())
                 break
             except DeadRankError:
                 with self._lock:
@@ -239,7 +128,7 @@ class RayLink:
         if folder not in self._folders:
             self._count += 1
             copy = self._folders[folder] = f"{self._place.scratch}/{self._count}"
-            for path in _files(folder, pattern):
+            for path in files_of(folder, pattern):
                 for chunk in _chunks(path):
                     self._call(self._actor.store.remote(f"{copy}/{path.relative_to(folder)}", chunk))
         return Path(self._folders[folder])
@@ -306,7 +195,7 @@ def bundle_of(options: RayOptions, gpus: int) -> dict[str, float]:
 
 
 def start_actor(
-    kind: type[Rank],
+    kind: type[Actor],
     title: str,
     bundles: Any,
     number: int,
@@ -322,7 +211,7 @@ def start_actor(
     Args:
         number: of the bundle.
         gpus: of the actor.
-        files, imports: see `Rank`.
+        files, imports: see `Actor`.
         calls: that run at the same time.
     """
     import ray
@@ -342,13 +231,13 @@ def start_actor(
 
 
 def start_beside(
-    kind: type[Rank], title: str, node: str, files: Mapping[str, bytes], imports: Sequence[str], *, calls: int = 1
+    kind: type[Actor], title: str, node: str, files: Mapping[str, bytes], imports: Sequence[str], *, calls: int = 1
 ) -> Any:
     """Start an actor on a node, beside ranks whose resources it shares; it takes none itself.
 
     Args:
         node: Ray's id of it.
-        files, imports: see `Rank`.
+        files, imports: see `Actor`.
         calls: that run at the same time.
     """
     import ray
@@ -438,7 +327,7 @@ class RayRanks:
         build: makes the state of a rank, in its process.
         options: of Ray.
         gpus: of each rank.
-        files, imports: see `Rank`.
+        files, imports: see `Actor`.
 
     Raises:
         RankError: the cluster cannot be reached, or has not the resources.
@@ -476,13 +365,13 @@ class RayRanks:
 
     def _place(
         self, gpus: int, options: RayOptions, files: Mapping[str, bytes], imports: Sequence[str]
-    ) -> list[RankPlace]:
+    ) -> list[ActorPlace]:
         """Start the actors; returns where they are."""
         self._bundles = reserve(self.size, f"{self.size} ranks of", options, gpus)
         for number in range(self.size):
             title = f"process {number + 1} of {self.size}"
             self._actors.append(start_actor(Rank, title, self._bundles, number, options, gpus, files, imports))
-        places: list[RankPlace] = self._together([actor.place.remote() for actor in self._actors])
+        places: list[ActorPlace] = self._together([actor.place.remote() for actor in self._actors])
         return places
 
     @property
@@ -681,7 +570,7 @@ class RayRanks:
         import ray
 
         on_the_way: list[Any] = []
-        for path in _files(folder):
+        for path in files_of(folder):
             for chunk in _chunks(path):
                 sent = ray.put(chunk)
                 stored = [
@@ -784,38 +673,6 @@ def gpus_of_a_rank(options: RayOptions, device: str) -> int:
     if options.gpus is not None:
         return options.gpus
     return int(device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0))
-
-
-def send_tensors_as_arrays() -> None:
-    """Have this process send tensors through Ray as arrays, which are copied once in place of several times."""
-    import ray
-
-    ray.util.register_serializer(torch.Tensor, serializer=_to_array, deserializer=_from_array)
-
-
-def _to_array(tensor: torch.Tensor) -> tuple[np.ndarray, str, tuple[int, ...]]:
-    own = tensor.detach().cpu().contiguous()
-    return own.view(-1).view(torch.uint8).numpy(), str(own.dtype).removeprefix("torch."), tuple(own.shape)
-
-
-def _from_array(sent: tuple[np.ndarray, str, tuple[int, ...]]) -> torch.Tensor:
-    data, dtype, shape = sent
-    return torch.from_numpy(data.copy()).view(getattr(torch, dtype)).view(shape)
-
-
-def _failure(error: Exception) -> Failed:
-    failed = Failed("".join(traceback.format_exception(error)), has_lost_a_rank(error))
-    try:
-        import ray
-
-        ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
-    except Exception:  # an exception that does not travel; its text does
-        return failed
-    return replace(failed, error=error)
-
-
-def _files(folder: Path, pattern: str = "*") -> list[Path]:
-    return sorted(path for path in folder.rglob(pattern) if path.is_file() and path.name != MANIFEST)
 
 
 def _chunks(path: Path) -> Iterator[np.ndarray]:

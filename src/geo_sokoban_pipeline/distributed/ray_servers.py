@@ -6,23 +6,20 @@ present ones before the first request, as after every restart. It ends with its 
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.distributed.group import LOOPBACK
-from geo_sokoban_pipeline.distributed.launch import DeadRankError
+from geo_sokoban_pipeline.distributed.messages import DeadRankError
+from geo_sokoban_pipeline.distributed.ray_actors import POLICY, ActorPlace, ServerHost, Started
 from geo_sokoban_pipeline.distributed.ray_placement import (
     NoPlaceError,
-    Rank,
-    RankPlace,
     first_line,
     placings,
     reserve,
@@ -31,71 +28,11 @@ from geo_sokoban_pipeline.distributed.ray_placement import (
 )
 from geo_sokoban_pipeline.policies.policy import Policy, save_encoding
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
-from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServedModel, ServerProgram
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServedModel
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import IdleServers, Launcher
 
-_FOLDER = "policy"  # of the actor's files
 _ANSWER = 5.0  # seconds in which a living actor says how its server is; a late one is asked again
 _MARGIN = 30.0  # seconds in which it answers on a busy machine; on top of a server's grace, in which it ends it
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True)
-class Started:
-    """A server that an actor has started.
-
-    Attributes:
-        url: at which the driver and the rollout workers reach it.
-        refusal: why it was not started; None: it was.
-    """
-
-    url: str = ""
-    pid: int = 0
-    log: Path = Path()
-    refusal: str | None = None
-
-
-class ServerHost(Rank):
-    """The actor of a server, which is a process below it on its node. Several of its calls run at a time."""
-
-    def __init__(self, title: str, files: Mapping[str, bytes], imports: Sequence[str]) -> None:
-        super().__init__(title, files, imports)
-        self._program: ServerProgram | None = None
-
-    def start(
-        self, options: ServerOptions, model: ServedModel, number: int, gpus: Sequence[str] | None, *, same_port: bool
-    ) -> Started:
-        """Start or restart the server; returns before it is ready.
-
-        Args:
-            gpus: ids of those that it computes on. None: those that Ray has assigned to this actor.
-        """
-        if self._program is None:
-            # A server is no process of Ray, and has no business with its token.
-            variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-            if gpus is not None:
-                variables[_VISIBLE] = ",".join(gpus)
-            folder = Path(self._scratch) / _FOLDER
-            self._program = ServerProgram(options, model, folder, number, _own_logs(), 0, variables)
-        try:
-            self._program.start(same_port=same_port)
-        except ServerLost as error:
-            return Started(refusal=str(error))
-        return Started(self._program.url, self._program.pid, self._program.log)
-
-    def lost(self) -> str | None:
-        """See `OwnServer`."""
-        return None if self._program is None else self._program.lost()
-
-    def found_port_taken(self) -> bool:
-        """See `OwnServer`."""
-        return self._program is not None and self._program.found_port_taken()
-
-    def end(self) -> None:
-        """End the server, and remove the actor's folder."""
-        if self._program is not None:
-            self._program.end()
-        self.remove(self._scratch)
 
 
 class RayServer:
@@ -112,7 +49,7 @@ class RayServer:
         policy: Policy,
         number: int,
         placing: RayOptions,
-        beside: Sequence[RankPlace] | None = None,
+        beside: Sequence[ActorPlace] | None = None,
     ) -> None:
         self.options, self.number = options, number
         self.released: set[str] = set()
@@ -121,7 +58,7 @@ class RayServer:
         self._model, self._files = ServedModel.of(policy), _plain_files(policy)
         self._actor: Any = None
         self._bundles: Any = None
-        self._place: RankPlace | None = None
+        self._place: ActorPlace | None = None
         self._started = Started()
         self._cluster = _connection()
         self._lock = threading.Lock()  # two threads may start and end it at once
@@ -297,7 +234,7 @@ class RayServers:
             from n · `tensor_parallel` on. None: servers have GPUs of their own.
     """
 
-    def __init__(self, placing: RayOptions, ranks: Sequence[RankPlace] | None = None) -> None:
+    def __init__(self, placing: RayOptions, ranks: Sequence[ActorPlace] | None = None) -> None:
         self._placing, self._ranks = placing, ranks
         self._idle = IdleServers()
         self.launcher = Launcher(self._server, self._idle)
@@ -311,7 +248,7 @@ class RayServers:
         return RayServer(options, policy, number, self._placing, beside)
 
 
-def shared_ranks(ranks: Sequence[RankPlace], options: ServerOptions, number: int) -> Sequence[RankPlace]:
+def shared_ranks(ranks: Sequence[ActorPlace], options: ServerOptions, number: int) -> Sequence[ActorPlace]:
     """The ranks whose GPUs server `number` shares.
 
     Raises:
@@ -335,15 +272,7 @@ def _plain_files(policy: Policy) -> dict[str, bytes]:
         folder = Path(scratch)
         save_encoding(policy, folder)
         found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        return {f"{_FOLDER}/{path.relative_to(folder)}": path.read_bytes() for path in found}
-
-
-def _own_logs() -> Path:
-    """Folder of this process's servers, among the logs of Ray, which outlive the actor."""
-    import ray
-
-    node = ray._private.worker._global_node
-    return Path(node.get_logs_dir_path()) / f"servers-{os.getpid()}"
+        return {f"{POLICY}/{path.relative_to(folder)}": path.read_bytes() for path in found}
 
 
 def _connection() -> str | None:

@@ -19,10 +19,11 @@ import yaml
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.ray import RayOptions
-from geo_sokoban_pipeline.distributed.links import Conversation, Link
+from geo_sokoban_pipeline.distributed.links import Link
+from geo_sokoban_pipeline.distributed.messages import Conversation
+from geo_sokoban_pipeline.distributed.ray_actors import ActorPlace
 from geo_sokoban_pipeline.distributed.ray_placement import (
     NoPlaceError,
-    RankPlace,
     RayLink,
     RayRanks,
     connected,
@@ -161,7 +162,7 @@ def _warn_of_fewer(what: str, found: int, wanted: int, options: TrainOptions) ->
 
 
 @contextmanager
-def servers_of_ray(options: TrainOptions, beside: Sequence[RankPlace] | None = None) -> Iterator[Launcher]:
+def servers_of_ray(options: TrainOptions, beside: Sequence[ActorPlace] | None = None) -> Iterator[Launcher]:
     """What launches servers in the Ray cluster, for the `with` block; they end with it.
 
     Args:

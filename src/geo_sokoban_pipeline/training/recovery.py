@@ -18,7 +18,7 @@ from typing import Any
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
-from geo_sokoban_pipeline.distributed.launch import DeadRankError, RankError
+from geo_sokoban_pipeline.distributed.messages import DeadRankError, RankError
 from geo_sokoban_pipeline.runs.storage import Filled
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.distributed.launch import Job
-from geo_sokoban_pipeline.distributed.links import Beat, Hanging, Line
+from geo_sokoban_pipeline.distributed.messages import Beat, Hanging, Job, Line
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.policies.policy import allocate_weights
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine

@@ -27,8 +27,8 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
-from geo_sokoban_pipeline.distributed.launch import DeadRankError, RankError
-from geo_sokoban_pipeline.distributed.links import Beat, Conversation, Link, LocalLink, Question, Reply
+from geo_sokoban_pipeline.distributed.links import Link, LocalLink
+from geo_sokoban_pipeline.distributed.messages import Beat, Conversation, DeadRankError, Question, RankError, Reply
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, use_types
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl, WeightSource
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine

@@ -17,7 +17,8 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Meeting
-from geo_sokoban_pipeline.distributed.launch import Job, Ranks
+from geo_sokoban_pipeline.distributed.launch import Ranks
+from geo_sokoban_pipeline.distributed.messages import Job
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings

@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, move_shards, shard_policy
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.distributed.launch import RankError
+from geo_sokoban_pipeline.distributed.messages import RankError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, store_in_compute_type
 from geo_sokoban_pipeline.rollout.engines.base import WeightSource

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.distributed.launch import DeadRankError
+from geo_sokoban_pipeline.distributed.messages import DeadRankError
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import IdleServers, Launcher
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings

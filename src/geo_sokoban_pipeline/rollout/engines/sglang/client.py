@@ -14,13 +14,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from geo_sokoban_pipeline.config.server import FaultOptions
-from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.storage import read_json
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.policies.policy import Policy
 
 logger = logging.getLogger(__name__)
 TESTED_VERSION = "0.5.21"

@@ -15,15 +15,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.processes import kill_group, supervised
 from geo_sokoban_pipeline.rollout.engines.sglang.client import SPARE_TOKENS, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import ban
 from geo_sokoban_pipeline.runs.policy_folder import link_policy
 from geo_sokoban_pipeline.seeding import content_hash
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.policies.policy import Policy
 
 _ROUTER_POLICIES = {"cache_aware": "cache_aware", "sticky": "manual"}
 # Variables that point a program to this process's libraries. Without PYTHONDONTWRITEBYTECODE a server stores its
@@ -212,6 +214,8 @@ class LaunchedServer(ServerProgram):
     """A server that this process launches from a policy."""
 
     def __init__(self, options: ServerOptions, policy: Policy, number: int) -> None:
+        from geo_sokoban_pipeline.policies.policy import save_policy  # needs torch, without which actors start programs
+
         self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_server_")
         folder = Path(self._scratch.name) / "policy"
         folder.mkdir()

@@ -10,13 +10,15 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request
 from geo_sokoban_pipeline.rollout.engines.sglang.client import BadResponse, WrongServer
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request
 
 # Finite, because −inf would give NaN in half precision where all tokens of a row are banned.
 _BAN = -1e9
