@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
@@ -20,6 +21,10 @@ from geo_sokoban_pipeline.processes import supervised
 
 ROOT = Path(__file__).parents[1]
 TOKEN = secrets.token_hex(32)  # Ray keeps the first one that a process has used
+_FORKS = ROOT / "tests" / "forked_workers.py"
+# In a shell, which knows the node's socket.
+_FORKED = f'"{sys.executable}" -IS "{_FORKS}" run "$FORKS"'
+_BESIDE_FORKS = '"$0" "$1" serve "$FORKS" & shift; exec "$@"'
 _RAY = Path(sys.executable).with_name("ray")
 _START = 600.0  # seconds in which a node has to start, in several tries
 _PORTS = range(20_000, 32_000)  # neither those of outgoing connections nor those that Ray gives its workers
@@ -75,9 +80,15 @@ class RayCluster:
         return f"{own_address()}:{self.port}"
 
     @property
-    def environment(self) -> dict[str, str]:
-        """Variables of a process that joins it."""
+    def access(self) -> dict[str, str]:
+        """Variables of a process that reaches it."""
         return {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a driver, whose workers are forks."""
+        chosen = {"runtime_env": {"py_executable": _FORKED}}
+        return {**self.access, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(chosen)}
 
     def add_node(self, cpus: int = 1, gpus: int = 0) -> subprocess.Popen[bytes]:
         """Start a further node; Ray counts the GPUs that it is said to have."""
@@ -153,6 +164,7 @@ class RayCluster:
             *(f"--{name}-port={port}" for name, port in ports.items()),
             *words,
         ]
+        command = ["sh", "-c", _BESIDE_FORKS, sys.executable, str(_FORKS), *command]
         if hidden is not None:
             # In a mount namespace of its own, where an empty folder lies over it.
             command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
@@ -160,7 +172,13 @@ class RayCluster:
             return subprocess.Popen(
                 supervised(command, _GRACE),
                 cwd=self.folder,
-                env={**plain_environment(), **self.environment, **_PATIENT, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests"},
+                env={
+                    **plain_environment(),
+                    **self.access,
+                    **_PATIENT,
+                    "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests",
+                    "FORKS": str(log.with_suffix(".socket")),
+                },
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -224,13 +242,11 @@ def own_address() -> str:
 
 def submit(cluster: RayCluster, entry: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """`ray job submit` of a command, which runs on the first node; output is captured."""
-    import json
-
     variables = json.dumps({"env_vars": dict(environment)})
     words = [str(_RAY), "job", "submit", f"--address=http://127.0.0.1:{cluster.dashboard}"]
     return subprocess.Popen(
         [*words, "--runtime-env-json", variables, "--", *entry],
-        env={**plain_environment(), **cluster.environment, "RAY_ADDRESS": ""},
+        env={**plain_environment(), **cluster.access, "RAY_ADDRESS": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
