@@ -3,9 +3,9 @@
 Ray starts it in place of Python (`py_executable` of its runtime environments): `forked_workers.py run <socket> <words>`
 hands words, environment, folder and output to the node's `forked_workers.py serve <socket>`, whose fork becomes
 `python <words>`, and ends as that does. So the seconds of the imports are paid once a node, not once a rank. Either end
-takes the other along. Whoever submits a job has workers of its own, which import for themselves.
+takes the other along. On a node without such a process, `run` becomes `python <words>` itself.
 
-It runs with the standard library alone until the first request.
+`serve` runs with the standard library alone until the first request.
 """
 
 from __future__ import annotations
@@ -21,86 +21,97 @@ import socket
 import struct
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 # What a rank imports until its first step. Not Ray, which reads the job from the environment as it is imported.
-HEAVY = ["geo_sokoban_pipeline.training.worker"]
-_LENGTH = struct.Struct("!I")
-_CHILD, _GONE = "child", "gone"
+HEAVY = "geo_sokoban_pipeline.training.worker"
+_NUMBER = struct.Struct("!I")
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A process, and who waits for it.
+
+    Attributes:
+        waiting: the connection of its `run`.
+        end: descriptor that is readable when it has ended.
+    """
+
+    pid: int
+    waiting: socket.socket
+    end: int
+
+    def close(self) -> None:
+        """Close what this process holds of it."""
+        self.waiting.close()
+        os.close(self.end)
 
 
 def serve(place: str) -> None:
-    """Fork for every request, until this process is killed; it imports before the first one."""
+    """Fork for every request, until this process is killed."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place)
     listener.listen(64)
     poll = select.poll()
     poll.register(listener, select.POLLIN)
-    # By descriptor: a connection, the process at its end, and the descriptor of that.
-    open_ones: dict[int, tuple[socket.socket, int, int]] = {}
+    forks: dict[int, Fork] = {}  # by each of their two descriptors
     while True:
-        for ready, _ in poll.poll():
-            if ready == listener.fileno():
-                connection, _ = listener.accept()
-                words, environment, folder, output = _read(connection)
-                for name in HEAVY:
-                    if name not in sys.modules:
-                        importlib.import_module(name)
-                        gc.freeze()  # forks share what nobody visits
-                child = os.fork()
-                if child == 0:
-                    listener.close()
-                    for other, _, descriptor in set(open_ones.values()):
-                        other.close()
-                        os.close(descriptor)
-                    connection.close()
-                    _become(words, environment, folder, output)
-                for descriptor in output:
-                    os.close(descriptor)
-                descriptor = os.pidfd_open(child)
-                open_ones[connection.fileno()] = open_ones[descriptor] = (connection, child, descriptor)
-                poll.register(connection, select.POLLIN | select.POLLHUP)
-                poll.register(descriptor, select.POLLIN)
-            elif ready in open_ones:
-                connection, child, descriptor = open_ones[ready]
-                if ready == connection.fileno():  # nobody waits for it any more
-                    os.kill(child, signal.SIGKILL)
-                _, status = os.waitpid(child, 0)
-                with suppress(OSError):
-                    connection.sendall(_LENGTH.pack(os.waitstatus_to_exitcode(status) & 0xFF))
-                for one in (connection.fileno(), descriptor):
-                    poll.unregister(one)
-                    del open_ones[one]
-                connection.close()
+        ready, _ = poll.poll()[0]  # one at a time: a closed descriptor may be a new one's number
+        if ready == listener.fileno():
+            waiting, _ = listener.accept()
+            request, output = _read(waiting)
+            if HEAVY not in sys.modules:
+                importlib.import_module(HEAVY)
+                gc.freeze()  # forks share what nobody visits
+            pid = os.fork()
+            if pid == 0:
+                listener.close()
+                waiting.close()
+                for other in set(forks.values()):
+                    other.close()
+                _become(*request, output)
+            for descriptor in output:
                 os.close(descriptor)
+            fork = Fork(pid, waiting, os.pidfd_open(pid))
+            for descriptor in (waiting.fileno(), fork.end):
+                forks[descriptor] = fork
+                poll.register(descriptor, select.POLLIN)
+        elif ready in forks:
+            fork = forks[ready]
+            if ready == fork.waiting.fileno():  # nobody waits any more
+                os.kill(fork.pid, signal.SIGKILL)
+            _, status = os.waitpid(fork.pid, 0)
+            with suppress(OSError):
+                fork.waiting.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status) & 0xFF))
+            for descriptor in (fork.waiting.fileno(), fork.end):
+                poll.unregister(descriptor)
+                del forks[descriptor]
+            fork.close()
 
 
-def _read(connection: socket.socket) -> tuple[list[str], dict[str, str], str, list[int]]:
-    first, output, _, _ = socket.recv_fds(connection, _LENGTH.size, 2)
-    (length,) = _LENGTH.unpack(first)
-    data = b""
-    while len(data) < length:
-        data += connection.recv(length - len(data))
-    words, environment, folder = json.loads(data)
-    return words, environment, folder, list(output)
+def _read(waiting: socket.socket) -> tuple[list[Any], list[int]]:
+    """A request, and the descriptors of its standard output and error."""
+    first, output, _, _ = socket.recv_fds(waiting, _NUMBER.size, 2)
+    with waiting.makefile("rb") as file:
+        return json.loads(file.read(*_NUMBER.unpack(first))), list(output)
 
 
 def _become(words: list[str], environment: dict[str, str], folder: str, output: list[int]) -> None:
     """The fork's whole life."""
-    os.dup2(output[0], 1)
-    os.dup2(output[1], 2)
-    for descriptor in output:
+    for number, descriptor in enumerate(output, start=1):
+        os.dup2(descriptor, number)
         os.close(descriptor)
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    if words[0].startswith("-"):  # of the interpreter
-        words = words[1:]
-    sys.argv = list(words)
-    sys.path[0] = os.path.dirname(words[0])
+    script = next(place for place, word in enumerate(words) if not word.startswith("-"))  # after the interpreter's own
+    sys.argv = words[script:]
+    sys.path[0] = os.path.dirname(sys.argv[0])
     code = 0
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except BaseException:
@@ -113,14 +124,16 @@ def _become(words: list[str], environment: dict[str, str], folder: str, output: 
 
 
 def run(place: str, words: list[str]) -> int:
-    """Have a fork become `python <words>`; returns its exit code when it has ended."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(place)
-    data = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
-    socket.send_fds(connection, [_LENGTH.pack(len(data))], [1, 2])
-    connection.sendall(data)
-    answer = connection.recv(_LENGTH.size)
-    return _LENGTH.unpack(answer)[0] if len(answer) == _LENGTH.size else 1
+    """Have a fork become `python <words>`; returns its exit code, the last eight bits of it, when it has ended."""
+    if not place:
+        os.execv(sys.executable, [sys.executable, *words])
+    waiting = socket.socket(socket.AF_UNIX)
+    waiting.connect(place)
+    request = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
+    socket.send_fds(waiting, [_NUMBER.pack(len(request))], [1, 2])
+    waiting.sendall(request)
+    answer = waiting.recv(_NUMBER.size)
+    return _NUMBER.unpack(answer)[0] if len(answer) == _NUMBER.size else 1
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 TOKEN = secrets.token_hex(32)  # Ray keeps the first one that a process has used
 _FORKS = ROOT / "tests" / "forked_workers.py"
 # In a shell, which knows the node's socket.
-_FORKED = f'"{sys.executable}" -IS "{_FORKS}" run "$FORKS"'
-_BESIDE_FORKS = '"$0" "$1" serve "$FORKS" & shift; exec "$@"'
+_FORKED = f'"{sys.executable}" -IS "{_FORKS}" run "$FORKED_WORKERS"'
+_BESIDE_FORKS = '"$0" "$1" serve "$FORKED_WORKERS" & shift; exec "$@"'
 _RAY = Path(sys.executable).with_name("ray")
 _START = 600.0  # seconds in which a node has to start, in several tries
 _PORTS = range(20_000, 32_000)  # neither those of outgoing connections nor those that Ray gives its workers
@@ -96,7 +96,7 @@ class RayCluster:
             f"--address={self.address}",
             f"--num-cpus={cpus}",
             f"--num-gpus={gpus}",
-            hidden=self.hidden if self.is_hiding else None,
+            is_for_ranks=True,
         )
 
     def remove_node(self, node: subprocess.Popen[bytes]) -> None:
@@ -130,14 +130,14 @@ class RayCluster:
             node.wait()
         self.nodes.clear()
 
-    def _start(self, *words: str, hidden: Path | None = None) -> subprocess.Popen[bytes]:
+    def _start(self, *words: str, is_for_ranks: bool = False) -> subprocess.Popen[bytes]:
         """Start a node; again with other ports where it does not come up, because another program has taken one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + _START
         while True:
             log = self.folder.with_name(f"{self.folder.name}-{self._started}.log")
             self._started += 1
-            node = self._launch(log, words, hidden)
+            node = self._launch(log, words, is_for_ranks=is_for_ranks)
             # Two nodes that start at the same time would take the same names.
             while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):
                 if node.poll() is not None or time.monotonic() > deadline:
@@ -151,7 +151,7 @@ class RayCluster:
             node.wait()
             assert time.monotonic() < deadline, text
 
-    def _launch(self, log: Path, words: Sequence[str], hidden: Path | None) -> subprocess.Popen[bytes]:
+    def _launch(self, log: Path, words: Sequence[str], *, is_for_ranks: bool) -> subprocess.Popen[bytes]:
         # Given, not chosen: a busy machine's agents take longer to tell theirs than the 15 s that a raylet waits.
         kinds = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
         ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
@@ -164,10 +164,12 @@ class RayCluster:
             *(f"--{name}-port={port}" for name, port in ports.items()),
             *words,
         ]
-        command = ["sh", "-c", _BESIDE_FORKS, sys.executable, str(_FORKS), *command]
-        if hidden is not None:
+        if is_for_ranks:
+            command = ["sh", "-c", _BESIDE_FORKS, sys.executable, str(_FORKS), *command]
+        if is_for_ranks and self.is_hiding:
             # In a mount namespace of its own, where an empty folder lies over it.
-            command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
+            hide = 'mount -t tmpfs none "$0" && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", hide, str(self.hidden), *command]
         with log.open("wb") as output:
             return subprocess.Popen(
                 supervised(command, _GRACE),
@@ -177,7 +179,7 @@ class RayCluster:
                     **self.access,
                     **_PATIENT,
                     "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests",
-                    "FORKS": str(log.with_suffix(".socket")),
+                    "FORKED_WORKERS": str(log.with_suffix(".socket")) if is_for_ranks else "",
                 },
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -241,8 +243,8 @@ def own_address() -> str:
 
 
 def submit(cluster: RayCluster, entry: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """`ray job submit` of a command, which runs on the first node; output is captured."""
-    variables = json.dumps({"env_vars": dict(environment)})
+    """`ray job submit` of a command, which runs on the first node; its workers are forks, its output is captured."""
+    variables = json.dumps({"env_vars": dict(environment), "py_executable": _FORKED})
     words = [str(_RAY), "job", "submit", f"--address=http://127.0.0.1:{cluster.dashboard}"]
     return subprocess.Popen(
         [*words, "--runtime-env-json", variables, "--", *entry],

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import psutil
 import pytest
 
 from geo_sokoban_pipeline.config.ray import RayOptions
@@ -20,21 +18,10 @@ from geo_sokoban_pipeline.distributed.ray_servers import RayServers, shared_rank
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from ray_cluster import RayCluster, is_rank, is_server, own_address, processes_of
-from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with, strike
-from servers import all_gone, launch_options, need_environment, tree
+from ray_cluster import RayCluster
+from servers import launch_options
 
 PLACING = RayOptions(cpus=0.5, patience=60)
-FAULTS = {"health_interval": 5.0, "health_timeout": 60.0, "grace": 3.0, "restarts": 6, "tries": 8}
-
-
-def host_of(pid: int) -> psutil.Process:
-    """The actor of a server: the process above its supervisor."""
-    supervisor = psutil.Process(pid).parent()
-    assert supervisor is not None
-    actor = supervisor.parent()
-    assert actor is not None and is_rank(actor)
-    return actor
 
 
 @pytest.fixture
@@ -45,50 +32,6 @@ def joined(ray_cluster: RayCluster) -> Iterator[RayCluster]:
             patch.setenv(name, value)
         with connected(PLACING, 1):
             yield ray_cluster
-
-
-@pytest.mark.slow
-def test_a_server_that_is_killed_with_its_actor_in_a_response_is_brought_back(
-    joined: RayCluster, tiny_policy: Policy
-) -> None:
-    """It begins with arbitrary weights, so that none of its responses could come from another source than an update.
-
-    `test_ray_gpus.py` starts one again in an actor that lives.
-    """
-    need_environment()
-    policy = copy.deepcopy(tiny_policy)
-    options = launch_options(faults=FAULTS)
-    with closing(RayServers(PLACING)) as servers:
-        engine = SglangEngine(policy, options, servers.launcher)
-        (server,) = engine.servers
-        assert server.launched is not None
-        assert server.url.startswith(f"http://{own_address()}:"), "the other nodes reach it"
-        whole: list[psutil.Process] = []
-        for version, is_killed in enumerate((False, True), start=1):
-            jolt(policy, version)
-            engine.update_weights(None, version)
-            requests = [request_with(policy, [n], identity=n, max_new_tokens=300) for n in range(2)]
-            if is_killed:
-                actor = host_of(server.launched.pid)
-                life, whole = server.life, actor.children(recursive=True)
-                striker = strike(server, actor.pid)
-            responses = ask(engine, *requests)
-            for request in requests:
-                assert responses[request.id].weight_version == version
-                assert_sampled_by(policy, request, responses[request.id])
-            if is_killed:
-                striker.join()
-                assert server.life > life
-                assert len(whole) > 1 and all_gone(whole, 60)
-        pid = server.launched.pid
-        engine.close()
-        second = SglangEngine(policy, options, servers.launcher)
-        assert [one.launched.pid for one in second.servers if one.launched is not None] == [pid], "it was idle"
-        whole = tree(pid)
-        second.close()
-    assert all_gone(whole)
-    assert joined.ranks_left() == []
-    assert not [process for node in joined.nodes for process in processes_of(node) if is_server(process)]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from geo_sokoban_pipeline.runs.storage import read_json
 from ray_cluster import RayCluster, is_server, processes_of, submit, wait_until
 from runs import ROOT, assert_same_run, beside, finish, kedro_command, read_run
-from servers import ON_CPU, need_environment
+from servers import ON_CPU, all_gone, need_environment
 
 pytestmark = pytest.mark.slow
 
@@ -184,7 +185,7 @@ def test_a_lost_node_that_nobody_replaces_leaves_fewer_ranks(
     """
     data = ray_cluster.hidden / "fewer"
     environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
-    allowed = {"ray.min_processes": 1, "ray.patience": 20, "optimizer.offload": "true"}
+    allowed = {"ray.min_processes": 1, "ray.patience": 10, "optimizer.offload": "true"}
     process = kedro_command(*params(SHARDED, APART, allowed), data_root=data, **environment)
     checkpoints = checkpoints_of(data)
     wait_until((checkpoints / "iter=00000" / "manifest.json").exists, "no checkpoint")
@@ -251,10 +252,14 @@ def test_what_works_on_a_stored_run_begins_again_after_a_death(
     assert ray_cluster.ranks_left() == []
 
 
-def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns(ray_cluster: RayCluster) -> None:
+def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns_though_the_server_is_killed(
+    ray_cluster: RayCluster,
+) -> None:
     """Submitted as a job; the server lies beside the first rank, and its log-probs are the trainer's.
 
-    Without the evaluation, which would start a server of its own.
+    It is killed with its actor in the second iteration. It begins with arbitrary weights both times, so that its
+    log-probs could come from no other source than an update. Without the evaluation, which would start a server of its
+    own. `test_ray_gpus.py` starts one again in an actor that lives.
     """
     need_environment()
     data = ray_cluster.hidden / "turns"
@@ -267,19 +272,28 @@ def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns(ray_cluster
         "rollout.engine": "sglang",
         "rollout.workers": 1,
         "rollout.server.faults.start_timeout": 1200,
+        "rollout.server.faults.grace": 3.0,
         **sampled,
     }
     words = " ".join((*params(shape, APART), f"--to-nodes={RUN}.train_grpo"))
     entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {words}"
     variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
+    metrics = data / "07_model_output" / RUN / "default" / "metrics"
     submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
+    with suppress(AssertionError):  # what the job says is of more use
+        wait_until(lambda: (metrics / "iter=00000.json").exists() or submitted.poll() is not None, "no metrics", 600)
+        (actor,) = (process for process in ray_cluster.ranks() if process.children())  # the server's
+        killed = actor.children(recursive=True)
+        actor.kill()
     output, _ = submitted.communicate(timeout=900)
     assert submitted.returncode == 0, output[-4000:]
-    rows = [read_json(path) for path in sorted((data / "07_model_output" / RUN / "default" / "metrics").glob("*.json"))]
+    assert len(killed) > 1 and all_gone(killed, 60)
+    rows = [read_json(path) for path in sorted(metrics.glob("*.json"))]
     assert [row["policy_version"] for row in rows] == [0, 1]
     assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-4 for row in rows if row["train/steps"])
     assert sum(row["train/steps"] for row in rows) >= 1
     assert all(row["perf/turn_time"] > 0 for row in rows)
+    assert "is lost, restart 1: " in " ".join(output.split())
     assert ray_cluster.ranks_left() == []
     assert not [process for node in ray_cluster.nodes for process in processes_of(node) if is_server(process)]
     assert os.listdir(ray_cluster.folder) == []
