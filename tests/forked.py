@@ -50,7 +50,7 @@ class ForkedCommand:
         descriptor, output = tempfile.mkstemp(prefix="command-", suffix=".txt")
         os.close(descriptor)
         self._output = Path(output)
-        self._process: ForkServerProcess = _server().Process(
+        self._process: ForkServerProcess = fork_server().Process(
             target=_run_module, args=(list(words), str(cwd), dict(env), output), name=" ".join(words[:2])
         )
         self._process.start()
@@ -79,13 +79,14 @@ class ForkedCommand:
 
 def start_fork(target: Callable[..., Any], *args: Any) -> ForkServerProcess:
     """A process that calls a function; both must pickle."""
-    process = _server().Process(target=target, args=args)
+    process = fork_server().Process(target=target, args=args)
     process.start()
     return process
 
 
 @cache
-def _server() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
+    """The context of `multiprocessing` whose processes are such forks."""
     context = get_context("forkserver")
     context.set_forkserver_preload(HEAVY)
     return context

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from forked import start_fork
+from forked import fork_server, start_fork
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
 from geo_sokoban_pipeline.distributed.links import LocalLink
@@ -46,6 +47,15 @@ pytestmark = pytest.mark.slow
 # More than an idle worker's silence on a busy machine.
 PATIENCE = 8.0
 WORKERS = {"rollout.workers": 2, "rollout.worker_timeout": PATIENCE, "threads": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers_are_forks() -> Iterator[None]:
+    """Workers of this process have the imports; those of whole runs, here and elsewhere, import for themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        forking = SimpleNamespace(get_context=lambda _: fork_server())
+        patch.setattr("geo_sokoban_pipeline.distributed.launch.multiprocessing", forking)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -291,7 +291,9 @@ def reserve(
     deadline = time.monotonic() + options.patience
     try:
         while not group.wait(min(_ASKING, options.patience)):
-            if time.monotonic() >= deadline or is_given_up():
+            if is_given_up():
+                raise NoPlaceError(f"{what} {_shown(bundle)} each are no longer wanted.")
+            if time.monotonic() >= deadline:
                 raise NoPlaceError(
                     f"{what} {_shown(bundle)} each, ray.strategy={options.strategy}, found no place in "
                     f"{options.patience:g} s: the cluster has {_shown(ray.cluster_resources())}, of which "
