@@ -60,6 +60,7 @@ PEER_STAMP := $(PEER_VENV)/.installed$(TAG)
 SGLANG_VENV := .venv-sglang$(patsubst %,-%,$(filter gpu,$(SGLANG)))
 SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
+SGLANG_MODULES := sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler, sglang.srt.models.registry
 SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 .PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-backends bench-peer mutants sglang-env chromium clean-data
@@ -152,6 +153,8 @@ ifeq ($(SGLANG),cpu)
 	$(subst $(PIP),$(SGLANG_PIP) -c constraints.txt,$(INSTALL_TORCH))
 	$(SGLANG_PIP) --no-deps -r $<
 	printf '%s\n' '$(CURDIR)/scripts/sglang_cpu' 'import torchvision_cpu' > "$(SGLANG_SITE)/sglang_cpu.pth"
+	# Compiles it once: the processes of a first server would do so at the same time, each for itself.
+	$(SGLANG_VENV)/bin/python -c 'import $(SGLANG_MODULES)' > /dev/null 2>&1
 else
 	$(SGLANG_PIP) -r $<
 endif
