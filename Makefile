@@ -154,7 +154,7 @@ ifeq ($(SGLANG),cpu)
 	$(SGLANG_PIP) --no-deps -r $<
 	printf '%s\n' '$(CURDIR)/scripts/sglang_cpu' 'import torchvision_cpu' > "$(SGLANG_SITE)/sglang_cpu.pth"
 	# Compiles it once: the processes of a first server would do so at the same time, each for itself.
-	$(SGLANG_VENV)/bin/python -c 'import $(SGLANG_MODULES)' > /dev/null 2>&1
+	$(SGLANG_VENV)/bin/python -c 'import $(SGLANG_MODULES)' > $@.log 2>&1 || { cat $@.log; exit 1; }
 else
 	$(SGLANG_PIP) -r $<
 endif
