@@ -1,4 +1,4 @@
-"""Servers that Ray places: they sample with what they are sent, whoever of them dies, and none outlives its run."""
+"""Servers that Ray places: why one does not start, whose GPUs it has, and that a late answer holds up no other."""
 
 from __future__ import annotations
 

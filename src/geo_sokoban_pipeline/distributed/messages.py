@@ -1,7 +1,7 @@
 """What processes of a run and their owner say to each other: jobs, results, failures, and the messages of links.
 
-Without torch, which takes a process seconds and 300 MB: one that places or serves others, as in a Ray cluster, does
-without.
+Nothing here imports torch, which takes a process seconds and 300 MB: an actor of a Ray cluster is placed before it
+does, and the host of a server never does.
 """
 
 from __future__ import annotations
