@@ -299,6 +299,10 @@ def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
             with pytest.raises(RankError, match="broken has ended"):
                 broken.settle()
             broken.close()  # what it took is free for the two
+            silent = RayLink("silent", lambda _: os.stat("/no/such/file"), options.ray)  # type: ignore[arg-type]
+            with closing(silent), pytest.raises(RankError, match="silent .* failed:[^~]*No such file"):
+                silent.settle()
+                silent.receive(1.0)
             with closing(RolloutWorkers(setup.policy, options)) as workers:
                 workers.update_weights(WeightSource.of_folder(folder), 0)
                 before = workers.process_ids

@@ -117,9 +117,16 @@ class RayLink:
 
     def receive(self, timeout: float | None) -> Any:
         """See `Link`."""
+        import ray
+
         if not self._heard:
-            # It may import its libraries for long before its first message.
-            self._heard.extend(self._call(self._actor.hear.remote(), None if self._is_silent else timeout))
+            hearing = self._actor.hear.remote()
+            if self._is_silent:
+                # It may import its libraries for long before its first message; without them it says nothing.
+                ended, _ = ray.wait([hearing, self._life], num_returns=1)
+                if hearing not in ended:
+                    self._call(self._life)
+            self._heard.extend(self._call(hearing, None if self._is_silent else timeout))
             self._is_silent = False
         return checked(self.title, self._heard.popleft())
 
