@@ -3,7 +3,10 @@
 Ray starts it in place of Python (`py_executable` of its runtime environments): `forked_workers.py run <socket> <words>`
 hands words, environment, folder and output to the node's `forked_workers.py serve <socket>`, whose fork becomes
 `python <words>`, and ends as that does. So the seconds of the imports are paid once a node, not once a rank. Either end
-takes the other along. On a node without such a process, `run` becomes `python <words>` itself.
+takes the other along. On a node that is given no socket, `run` becomes `python <words>` itself.
+
+What a library reads from the environment while it is imported is that of `serve`, options of the interpreter are left
+out, and handlers of `atexit` do not run.
 
 `serve` runs with the standard library alone until the first request.
 """

@@ -37,6 +37,7 @@ RANKS = (
 # Other tests keep both cores busy and fill the memory: a node that answers late is no dead one, and no process has to
 # make room. A node that is killed refuses connections, which is found at once.
 _PATIENT = {
+    "RAY_worker_register_timeout_seconds": "120",  # the first worker of a node imports before it registers
     "RAY_raylet_start_wait_time_s": "100",
     "RAY_health_check_timeout_ms": "120000",
     "RAY_memory_monitor_refresh_ms": "0",

@@ -1,4 +1,4 @@
-"""Processes of a Ray cluster before their first job."""
+"""Processes of a Ray cluster before they are given their work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def test_actors_are_placed_and_serve_without_torch() -> None:
+def test_the_module_of_actors_imports_no_torch() -> None:
     """It takes a process seconds and 300 MB, which the host of a server never needs."""
     heavy = ("torch", "transformers", "pandas", "pyarrow")
     code = (

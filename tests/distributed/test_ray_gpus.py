@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,13 +65,19 @@ def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
     with closing(RayRanks(2, build, PLACING, 1)) as ranks, servers_alone(options) as (fitting, launcher):
         assert launcher is not None and fitting.rollout.server.count == 1
         assert "place for 1 of 2 servers, which go on alone (ray.min_processes=1)" in caplog.text
-        alone = launcher.server(fitting.rollout.server, tiny_policy, 0)
+        patient = PLACING.model_copy(update={"patience": 60.0})
+        alone = RayServer(fitting.rollout.server, tiny_policy, 0, patient)
         given = [place.gpus for place in ranks.places]
         assert [len(gpus) for gpus in given] == [1, 1]
         own, pid, log = visible(alone), alone.pid, alone.log
         assert sorted([*given[0], *given[1], *own]) == ["0", "1", "2", "3"]
         wait_until(lambda: alone.lost() is not None, "its program has ended")
         assert visible(alone) == own and alone.pid != pid and alone.log == log, "brought back by the same actor"
+        os.kill(int(log.parent.name.removeprefix("servers-")), signal.SIGKILL)
+        wait_until(lambda: "has ended" in (alone.lost() or ""), "its actor has ended")
+        assert sorted(visible(alone)) == sorted(own) and alone.log != log, (
+            "brought back by another one"
+        )
         with pytest.raises(NoPlaceError, match="1 ranks of 0.1 CPU, 1 GPU each, .*found no place in 3 s"):
             RayRanks(1, build, PLACING, 1)
         late = RayServer(fitting.rollout.server, tiny_policy, 0, PLACING.model_copy(update={"patience": 300.0}))

@@ -1,6 +1,6 @@
 """The processes of a run in a Ray cluster, as actors: ranks, processes with a link, and hosts of servers.
 
-None of them imports torch before its first job needs it, so that an actor is placed at once, and the host of a server
+None of them imports torch before it is given its work, so that an actor is placed at once, and the host of a server
 never does.
 """
 

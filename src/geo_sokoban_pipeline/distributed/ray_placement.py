@@ -264,8 +264,9 @@ def start_beside(
 def placings(options: RayOptions) -> Iterator[Callable[[], bool]]:
     """Tries to place actors, a second between two; each yields whether it is the last one.
 
-    Until Ray has seen that a node has ended, which takes a busy machine a minute, it still places actors there. They
-    were never at work, so their end is no loss of ranks, and they may wait for their places as for resources.
+    Until Ray has seen that a node has ended, which takes a busy machine a minute, it still places actors there. Who
+    ends before it answers where it is was never at work: that is no loss of ranks, and it may wait for its place as for
+    resources. Who ends later, also while it imports, is a loss.
     """
     deadline = time.monotonic() + options.patience
     while True:

@@ -218,7 +218,7 @@ class RolloutWorkers:
                 from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
 
                 self.servers = SglangEngine(policy, options.rollout.server, launcher or HERE)
-            # All import their libraries at the same time, before one of them has settled.
+            # All start at the same time, before one of them has settled.
             for number in range(self._count):
                 self._seats.append(_Seat(number, self._begin_worker(number)))
             for seat in self._seats:
