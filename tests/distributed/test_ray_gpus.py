@@ -75,9 +75,7 @@ def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
         assert visible(alone) == own and alone.pid != pid and alone.log == log, "brought back by the same actor"
         os.kill(int(log.parent.name.removeprefix("servers-")), signal.SIGKILL)
         wait_until(lambda: "has ended" in (alone.lost() or ""), "its actor has ended")
-        assert sorted(visible(alone)) == sorted(own) and alone.log != log, (
-            "brought back by another one"
-        )
+        assert sorted(visible(alone)) == sorted(own) and alone.log != log, "brought back by another one"
         with pytest.raises(NoPlaceError, match="1 ranks of 0.1 CPU, 1 GPU each, .*found no place in 3 s"):
             RayRanks(1, build, PLACING, 1)
         late = RayServer(fitting.rollout.server, tiny_policy, 0, PLACING.model_copy(update={"patience": 300.0}))
