@@ -152,6 +152,23 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _ranks_are_forks() -> Iterator[None]:
+    """Ranks and workers have the imports as they start, but for the tests that ask for `spawned_ranks`."""
+    from forked import forked_ranks
+
+    with forked_ranks():
+        yield
+
+
+@pytest.fixture
+def spawned_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks and workers start as those of a run do, each in an interpreter of its own."""
+    import multiprocessing
+
+    monkeypatch.setattr("torch.multiprocessing.get_context", multiprocessing.get_context)
+
+
 @pytest.fixture(scope="session")
 def tiny_policy() -> Policy:
     """The tiny policy with random weights (seed 0); tests that train it take a deep copy."""

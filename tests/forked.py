@@ -1,9 +1,11 @@
-"""A command in a fork of a process that has imported the heavy libraries: the seconds of those imports are paid once.
+"""Processes that are forks of one that has imported the heavy libraries: the seconds of those imports are paid once.
 
 `ForkedCommand` behaves like the `subprocess.Popen` of the same words. Arguments, environment, folder, output, signals
 and exit code are the command's own; only modules of other packages are there before it begins. What a library reads
 from the environment while it is imported is therefore not heard, and memory is shared with other forks: tests of
-either take a process of their own. Each fork imports this module, so it imports nothing of the project.
+either take a process of their own. The ranks and workers of a command are forks too, and where `forked_ranks` is in
+force so are those that this process starts; all have the server of the forks as parent in the eyes of the system. Each
+fork imports this module, so it imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context, reduction
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -50,8 +54,9 @@ class ForkedCommand:
         descriptor, output = tempfile.mkstemp(prefix="command-", suffix=".txt")
         os.close(descriptor)
         self._output = Path(output)
-        self._process: ForkServerProcess = fork_server().Process(
-            target=_run_module, args=(list(words), str(cwd), dict(env), output), name=" ".join(words[:2])
+        server = fork_server()
+        self._process: ForkServerProcess = server.Process(
+            target=_run_module, args=(list(words), str(cwd), dict(env), output, _address()), name=" ".join(words[:2])
         )
         self._process.start()
 
@@ -78,33 +83,44 @@ class ForkedCommand:
 
 
 def start_fork(target: Callable[..., Any], *args: Any) -> ForkServerProcess:
-    """A process that calls a function; both must pickle."""
-    process = fork_server().Process(target=target, args=args)
+    """A process that calls a function; both must pickle. Ranks and workers that it starts are forks too."""
+    process = fork_server().Process(target=_run_function, args=(_address(), target, args))
     process.start()
     return process
 
 
+@contextmanager
+def forked_ranks() -> Iterator[None]:
+    """For the `with` block, ranks and workers that this process starts are forks."""
+    from torch import multiprocessing
+
+    before = multiprocessing.get_context
+    multiprocessing.get_context = _forking
+    try:
+        yield
+    finally:
+        multiprocessing.get_context = before
+
+
 @cache
 def fork_server() -> ForkServerContext:
-    """The context of `multiprocessing` whose processes are such forks."""
+    """The context of `multiprocessing` whose processes are forks."""
     context = get_context("forkserver")
     context.set_forkserver_preload(HEAVY)
     return context
 
 
-def _run_module(words: list[str], cwd: str, env: dict[str, str], output: str) -> None:
+def _run_module(words: list[str], cwd: str, env: dict[str, str], output: str, address: str) -> None:
     """The fork's whole life; it ends as an interpreter does, so that handlers of `atexit` run."""
     descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.environ.clear()
-    os.environ.update(env)
-    os.chdir(cwd)
+    _take_over(env, cwd, [descriptor] * 2)
     sys.argv = list(words)
     sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
     code = 0
     try:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        _join(address)
+        with forked_ranks():
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except BaseException:
@@ -115,3 +131,69 @@ def _run_module(words: list[str], cwd: str, env: dict[str, str], output: str) ->
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def _run_function(address: str, target: Callable[..., Any], args: Sequence[Any]) -> None:
+    _join(address)
+    with forked_ranks():
+        target(*args)
+
+
+def _run_rank(
+    env: dict[str, str], cwd: str, output: list[int], target: Callable[..., Any], args: Sequence[Any]
+) -> None:
+    _take_over(env, cwd, output)
+    target(*args)
+
+
+def _take_over(env: Mapping[str, str], cwd: str, output: Sequence[int]) -> None:
+    """Take environment, folder, standard output and error of who has asked for this fork."""
+    for number, descriptor in enumerate(output, start=1):
+        os.dup2(descriptor, number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+
+
+class _Forks:
+    """What `distributed/launch.py` needs of a context of `multiprocessing`."""
+
+    def Pipe(self) -> Any:  # noqa: N802 - as there
+        return fork_server().Pipe()
+
+    def Process(self, *, target: Callable[..., Any], args: Sequence[Any], daemon: bool) -> ForkServerProcess:  # noqa: N802
+        own = (dict(os.environ), os.getcwd(), [_Descriptor(1), _Descriptor(2)])
+        return fork_server().Process(target=_run_rank, args=(*own, target, args), daemon=daemon)
+
+
+def _forking(_: str) -> _Forks:
+    return _Forks()
+
+
+@dataclass(frozen=True)
+class _Descriptor:
+    """An open file that travels with the arguments of a process, and is a number there."""
+
+    number: int
+
+    def __reduce__(self) -> Any:
+        return _arrived, (reduction.DupFd(self.number),)
+
+
+def _arrived(sent: Any) -> int:
+    number: int = sent.detach()
+    return number
+
+
+def _address() -> str:
+    """Address of the server of the forks."""
+    fork_server()
+    forkserver.ensure_running()
+    address: str = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
+    return address
+
+
+def _join(address: str) -> None:
+    """In a fork, further ones are of the same server; Python would start another one."""
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server._forkserver_address, server.ensure_running = address, lambda: None

@@ -41,6 +41,7 @@ _PATIENT = {
     "RAY_raylet_start_wait_time_s": "100",
     "RAY_health_check_timeout_ms": "120000",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_prestart_worker_first_driver": "0",  # no worker of a test could use one without forks
 }
 
 

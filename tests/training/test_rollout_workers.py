@@ -9,11 +9,10 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from forked import fork_server, start_fork
+from forked import start_fork
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
 from geo_sokoban_pipeline.distributed.links import LocalLink
@@ -47,15 +46,6 @@ pytestmark = pytest.mark.slow
 # More than an idle worker's silence on a busy machine.
 PATIENCE = 8.0
 WORKERS = {"rollout.workers": 2, "rollout.worker_timeout": PATIENCE, "threads": 1}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _workers_are_forks() -> Iterator[None]:
-    """Workers of this process have the imports; those of whole runs, here and elsewhere, import for themselves."""
-    with pytest.MonkeyPatch.context() as patch:
-        forking = SimpleNamespace(get_context=lambda _: fork_server())
-        patch.setattr("geo_sokoban_pipeline.distributed.launch.multiprocessing", forking)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -430,12 +420,12 @@ def die(setup: Setup, options: TrainOptions, folder: Path, at: str) -> None:
 def run_and_die(setup: Setup, options: TrainOptions, folder: Path, at: str) -> None:
     """Have a process of its own run until the point at which it dies; what it has started ends with it."""
     small = replace(setup, policy=None, trained=None, episodes=[])  # what a run does not use does not travel
+    own = psutil.Process()
+    before = set(own.children(recursive=True))
     run = start_fork(die, small, options, folder, at)
-    below = psutil.Process(run.pid)
     seen: set[psutil.Process] = set()
     while run.exitcode is None:
-        with suppress(psutil.NoSuchProcess):
-            seen |= set(below.children(recursive=True))
+        seen |= set(own.children(recursive=True)) - before
         run.join(0.1)
     assert run.exitcode == -signal.SIGKILL
     _, left = psutil.wait_procs(seen, timeout=60)

@@ -57,6 +57,7 @@ def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, optio
         torch.testing.assert_close(weight, weights[1][name], rtol=1e-3, atol=1e-4, msg=name)
 
 
+@pytest.mark.usefixtures("spawned_ranks")
 @pytest.mark.skipif(not heap.GLIBC, reason="only glibc's heap is set, and old ones do not count what they map")
 def test_a_child_is_prepared_as_its_parent_is(tiny_policy: Policy, options: TrainOptions) -> None:
     workers = WorkerGroup(copy.deepcopy(tiny_policy), options)
@@ -77,6 +78,7 @@ def test_an_exception_of_a_child_is_raised_here_with_its_traceback(tiny_policy: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("spawned_ranks")
 def test_a_child_that_was_killed_is_named(tiny_policy: Policy, options: TrainOptions) -> None:
     workers = WorkerGroup(copy.deepcopy(tiny_policy), options)
     workers.update_weights(1)
