@@ -82,9 +82,9 @@ class ForkedCommand:
         self._process.kill()
 
 
-def start_fork(target: Callable[..., Any], *args: Any) -> ForkServerProcess:
+def start_fork(target: Callable[..., Any], *args: Any, daemon: bool = False) -> ForkServerProcess:
     """A process that calls a function; both must pickle. Ranks and workers that it starts are forks too."""
-    process = fork_server().Process(target=_run_function, args=(_address(), target, args))
+    process = fork_server().Process(target=_run_function, args=(_address(), target, args), daemon=daemon)
     process.start()
     return process
 

@@ -1,14 +1,12 @@
 """The interpreter of a Ray node's workers in the tests: a fork of one process a node that has the imports already.
 
-Ray starts it in place of Python (`py_executable` of its runtime environments): `forked_workers.py run <socket> <words>`
-hands words, environment, folder and output to the node's `forked_workers.py serve <socket>`, whose fork becomes
-`python <words>`, and ends as that does. So the seconds of the imports are paid once a node, not once a rank. Either end
-takes the other along. On a node that is given no socket, `run` becomes `python <words>` itself.
+Ray starts it in place of Python (`py_executable` of its runtime environments): `forked_workers.py <socket> <words>`
+hands words, environment, folder and output to the process that runs `serve` for the node, whose fork becomes
+`python <words>`, and ends as that does. So the seconds of the imports are not paid by each rank. Either end takes the
+other along. On a node that is given no socket, `run` becomes `python <words>` itself.
 
 What a library reads from the environment while it is imported is that of `serve`, options of the interpreter are left
 out, and handlers of `atexit` do not run.
-
-`serve` runs with the standard library alone until the first request.
 """
 
 from __future__ import annotations
@@ -51,22 +49,29 @@ class Fork:
         os.close(self.end)
 
 
-def serve(place: str) -> None:
-    """Fork for every request, until this process is killed."""
+def serve(place: str, life: int) -> None:
+    """Fork for every request, until this process is killed or a descriptor is readable.
+
+    Args:
+        place: name of the socket.
+        life: the descriptor.
+    """
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place)
     listener.listen(64)
+    importlib.import_module(HEAVY)
+    gc.freeze()  # forks share what nobody visits
     poll = select.poll()
-    poll.register(listener, select.POLLIN)
+    for descriptor in (listener.fileno(), life):
+        poll.register(descriptor, select.POLLIN)
     forks: dict[int, Fork] = {}  # by each of their two descriptors
     while True:
         ready, _ = poll.poll()[0]  # one at a time: a closed descriptor may be a new one's number
+        if ready == life:
+            return
         if ready == listener.fileno():
             waiting, _ = listener.accept()
             request, output = _read(waiting)
-            if HEAVY not in sys.modules:
-                importlib.import_module(HEAVY)
-                gc.freeze()  # forks share what nobody visits
             pid = os.fork()
             if pid == 0:
                 listener.close()
@@ -111,7 +116,7 @@ def _become(words: list[str], environment: dict[str, str], folder: str, output: 
     os.chdir(folder)
     script = next(place for place, word in enumerate(words) if not word.startswith("-"))  # after the interpreter's own
     sys.argv = words[script:]
-    sys.path[0] = os.path.dirname(sys.argv[0])
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
     code = 0
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -140,8 +145,4 @@ def run(place: str, words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    role, socket_name, *rest = sys.argv[1:]
-    if role == "serve":
-        serve(socket_name)
-    else:
-        sys.exit(run(socket_name, rest))
+    sys.exit(run(sys.argv[1], sys.argv[2:]))

@@ -5,6 +5,7 @@ Who is not root closes a folder by its rights instead, so that only tests of ful
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 _MAY_MOUNT = 1 << 21  # CAP_SYS_ADMIN
+_NEW_MOUNTS = 0x20000  # CLONE_NEWNS
 
 
 @contextmanager
@@ -86,3 +88,12 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
 def may_hide() -> bool:
     """Whether a process may be started that sees an empty folder in place of another one."""
     return subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode == 0
+
+
+def hide_here(folder: Path) -> None:
+    """This process sees an empty folder in place of another one from now on, as do those that it starts."""
+    # Python 3.12 has os.unshare.
+    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS):
+        raise OSError(ctypes.get_errno(), "no mounts of its own")
+    for words in (("--make-rprivate", "/"), ("-t", "tmpfs", "none", str(folder))):
+        subprocess.run(["mount", *words], check=True)

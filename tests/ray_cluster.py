@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import secrets
@@ -13,18 +14,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import psutil
 
+from forked import start_fork
 from geo_sokoban_pipeline.processes import supervised
+from mounts import hide_here
 
 ROOT = Path(__file__).parents[1]
 TOKEN = secrets.token_hex(32)  # Ray keeps the first one that a process has used
 _FORKS = ROOT / "tests" / "forked_workers.py"
 # In a shell, which knows the node's socket.
-_FORKED = f'"{sys.executable}" -IS "{_FORKS}" run "$FORKED_WORKERS"'
-_BESIDE_FORKS = '"$0" "$1" serve "$FORKED_WORKERS" & shift; exec "$@"'
+_FORKED = f'"{sys.executable}" -IS "{_FORKS}" "$FORKED_WORKERS"'
 _RAY = Path(sys.executable).with_name("ray")
 _START = 600.0  # seconds in which a node has to start, in several tries
 _PORTS = range(20_000, 32_000)  # neither those of outgoing connections nor those that Ray gives its workers
@@ -64,6 +67,7 @@ class RayCluster:
     token: str = TOKEN
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _started: int = 0
+    _forks: dict[int, ForkServerProcess] = field(default_factory=dict)  # by the node's process id
 
     def __post_init__(self) -> None:
         self.port, self.dashboard, client = free_ports(3)
@@ -103,9 +107,10 @@ class RayCluster:
 
     def remove_node(self, node: subprocess.Popen[bytes]) -> None:
         """End a node as a power cut would: all its processes at once."""
-        for process in processes_of(node):
+        for process in self.processes_of(node):
             process.kill()
         node.wait()
+        self._forks.pop(node.pid).join()
         self.nodes.remove(node)
 
     def ranks(self) -> list[psutil.Process]:
@@ -121,7 +126,14 @@ class RayCluster:
 
     def ranks_of(self, node: subprocess.Popen[bytes]) -> list[psutil.Process]:
         """Processes of the ranks on a node."""
-        return [process for process in processes_of(node) if is_rank(process)]
+        return [process for process in self.processes_of(node) if is_rank(process)]
+
+    def processes_of(self, node: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        """All processes of a node, its supervisor first."""
+        tops = [psutil.Process(node.pid)]
+        if node.pid in self._forks:
+            tops.append(psutil.Process(self._forks[node.pid].pid))
+        return [process for top in tops for process in (top, *top.children(recursive=True))]
 
     def close(self) -> None:
         """End all nodes, the last one first."""
@@ -130,30 +142,42 @@ class RayCluster:
             node.stdin.close()
         for node in self.nodes:
             node.wait()
+        for forks in self._forks.values():
+            forks.kill()
+            forks.join()
         self.nodes.clear()
+        self._forks.clear()
 
     def _start(self, *words: str, is_for_ranks: bool = False) -> subprocess.Popen[bytes]:
         """Start a node; again with other ports where it does not come up, because another program has taken one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + _START
         while True:
-            log = self.folder.with_name(f"{self.folder.name}-{self._started}.log")
+            name = f"{self.folder.name}-{self._started}"
+            log, place = self.folder.with_name(f"{name}.log"), str(self.folder.with_name(f"{name}.socket"))
             self._started += 1
-            node = self._launch(log, words, is_for_ranks=is_for_ranks)
+            hidden = self.hidden if self.is_hiding else None
+            forks = start_fork(fork_workers, place, hidden, daemon=True) if is_for_ranks else None
+            node = self._launch(log, words, place if is_for_ranks else "")
             # Two nodes that start at the same time would take the same names.
             while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):
                 if node.poll() is not None or time.monotonic() > deadline:
                     break
                 time.sleep(0.2)
             else:
+                if forks:
+                    wait_until(Path(place).exists, f"{place} is not served")
+                    self._forks[node.pid] = forks
                 self.nodes.append(node)
                 return node
             assert node.stdin is not None
             node.stdin.close()
             node.wait()
+            if forks:
+                forks.kill()
             assert time.monotonic() < deadline, text
 
-    def _launch(self, log: Path, words: Sequence[str], *, is_for_ranks: bool) -> subprocess.Popen[bytes]:
+    def _launch(self, log: Path, words: Sequence[str], forks: str) -> subprocess.Popen[bytes]:
         # Given, not chosen: a busy machine's agents take longer to tell theirs than the 15 s that a raylet waits.
         kinds = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
         ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
@@ -166,9 +190,7 @@ class RayCluster:
             *(f"--{name}-port={port}" for name, port in ports.items()),
             *words,
         ]
-        if is_for_ranks:
-            command = ["sh", "-c", _BESIDE_FORKS, sys.executable, str(_FORKS), *command]
-        if is_for_ranks and self.is_hiding:
+        if forks and self.is_hiding:
             # In a mount namespace of its own, where an empty folder lies over it.
             hide = 'mount -t tmpfs none "$0" && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", hide, str(self.hidden), *command]
@@ -181,7 +203,7 @@ class RayCluster:
                     **self.access,
                     **_PATIENT,
                     "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests",
-                    "FORKED_WORKERS": str(log.with_suffix(".socket")) if is_for_ranks else "",
+                    "FORKED_WORKERS": forks,
                 },
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -203,10 +225,22 @@ def plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GEO_SOKOBAN_"))}
 
 
-def processes_of(node: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """All processes of a node, its supervisor first."""
-    supervisor = psutil.Process(node.pid)
-    return [supervisor, *supervisor.children(recursive=True)]
+def fork_workers(place: str, hidden: Path | None) -> None:
+    """Life of the process whose forks are the workers of a node; it ends with the one that started it.
+
+    Args:
+        place: name of its socket.
+        hidden: a folder that they see empty.
+    """
+    import forked_workers
+
+    if hidden:
+        hide_here(hidden)
+    own = (sys.prefix, sys.base_prefix)
+    sys.path[:] = [f"{ROOT}/src", f"{ROOT}/tests", *(path for path in sys.path if path.startswith(own))]
+    owner = multiprocessing.parent_process()
+    assert owner is not None
+    forked_workers.serve(place, owner.sentinel)
 
 
 def is_rank(process: psutil.Process) -> bool:

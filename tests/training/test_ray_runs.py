@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from geo_sokoban_pipeline.runs.storage import read_json
-from ray_cluster import RayCluster, is_server, processes_of, submit, wait_until
+from ray_cluster import RayCluster, is_server, submit, wait_until
 from runs import ROOT, assert_same_run, beside, finish, kedro_command, read_run
 from servers import ON_CPU, all_gone, need_environment
 
@@ -296,7 +296,9 @@ def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns_though_the_
     assert all(row["perf/turn_time"] > 0 for row in rows)
     assert "is lost, restart 1: " in " ".join(output.split())
     assert ray_cluster.ranks_left() == []
-    assert not [process for node in ray_cluster.nodes for process in processes_of(node) if is_server(process)]
+    assert not [
+        process for node in ray_cluster.nodes for process in ray_cluster.processes_of(node) if is_server(process)
+    ]
     assert os.listdir(ray_cluster.folder) == []
 
 
