@@ -11,6 +11,7 @@ fork imports this module, so it imports nothing of the project.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import runpy
 import subprocess
@@ -148,6 +149,7 @@ def _run_rank(
 
 def _take_over(env: Mapping[str, str], cwd: str, output: Sequence[int]) -> None:
     """Take environment, folder, standard output and error of who has asked for this fork."""
+    gc.freeze()  # what has been imported is neither visited nor copied
     for number, descriptor in enumerate(output, start=1):
         os.dup2(descriptor, number)
     os.environ.clear()

@@ -15,6 +15,8 @@ from runs import assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 GOES_ON = "The training goes on: 1 of 3 iterations is stored."
+# Runs of the tests have a page at the end alone.
+WITH_PAGES = ("--pipelines=train_sokoban", "--params=train_sokoban.loop.report_share=0.01")
 HOOKS = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook"}
 
 
@@ -24,7 +26,7 @@ def killed(tmp_path_factory):
     root = tmp_path_factory.mktemp("killed")
     # A rewind comes first, and an iteration saves twice: with its episodes, where no row of metrics is due, and again.
     at = {"GEO_SOKOBAN_KILL_AT": "after_save:train_sokoban.metrics", "GEO_SOKOBAN_KILL_NTH": "5"}
-    finish(kedro_command("--pipelines=train_sokoban", data_root=root, **HOOKS, **at), expected=-9)
+    finish(kedro_command(*WITH_PAGES, data_root=root, **HOOKS, **at), expected=-9)
     return root
 
 
@@ -49,7 +51,7 @@ def test_the_page_is_there_from_the_first_iteration(killed):
 
 def test_a_killed_run_with_pages_continues_bit_for_bit(killed, finished_run, tmp_path):
     root = copy_of(killed, tmp_path / "data")
-    finish(kedro_command("--pipelines=train_sokoban", data_root=root))
+    finish(kedro_command(*WITH_PAGES, data_root=root))
     assert_same_run(read_run(finished_run.root), read_run(root))
     assert "goes on" not in headline(root / "08_reporting/train_sokoban/default/report.html")
 
@@ -117,6 +119,6 @@ def test_a_page_that_fails_ends_no_training(project, monkeypatch, caplog):
         raise RuntimeError("no page today")
 
     monkeypatch.setattr("geo_sokoban_pipeline.reporting.live.read_report_inputs", refuse)
-    project.run(params={"train_sokoban": {"loop": {"iterations": 2}}})
+    project.run(params={"train_sokoban": {"loop": {"iterations": 2, "report_share": 0.01}}})
     assert "the report of train_sokoban is written at the end alone. RuntimeError: no page today" in caplog.text
     assert "goes on" not in headline(project.folder("08_reporting") / "report.html")
