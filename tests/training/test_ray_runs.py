@@ -197,8 +197,10 @@ def test_lost_nodes_cost_their_iterations_and_then_a_rank(
     row, other = (run["metrics"]["iter=00001.json"] for run in (found, undisturbed))
     train = [name for name in row if name.startswith("train/")]
     assert {name: row[name] for name in train} == pytest.approx({name: other[name] for name in train}, 1e-3, 1e-5)
-    stored = read_json(data / "07_model_output" / RUN / "default" / "metrics" / "iter=00001.json")
-    assert stored["perf/missing_ranks"] == 1 and stored["perf/restarts"] >= 2
+    metrics = sorted((data / "07_model_output" / RUN / "default" / "metrics").glob("*.json"))
+    stored = [read_json(path) for path in metrics]
+    assert [one.get("perf/missing_ranks") for one in stored] == [None, 1]
+    assert sum(one["perf/restarts"] for one in stored) >= 2
     layouts = [read_json(path)["layout"]["processes"] for path in sorted(checkpoints.glob("iter=*/manifest.json"))]
     assert layouts == [2, 1]
     assert ray_cluster.ranks_left() == []
