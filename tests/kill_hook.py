@@ -4,7 +4,8 @@ Points are the package's log messages, those of level DEBUG included (`iteration
 `before_node:<node>`, `before_save:<dataset>` and `after_save:<dataset>`. `GEO_SOKOBAN_KILL_AT` is a pattern of one,
 such as `iteration *: update` (several as `this|that`), `GEO_SOKOBAN_KILL_NTH` says at which arrivals at any of them
 (default 1; several as `2,3`), `GEO_SOKOBAN_KILL_WHOM` whom: `driver` (default) or `rank`, in a Ray cluster the last
-one. A run takes the hook from `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
+one; or it is the path of a file, which the hook makes and waits for, until whoever kills has deleted it. A run takes
+the hook from `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import multiprocessing
 import os
 import re
 import signal
+import time
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from kedro.framework.hooks import hook_impl
@@ -48,7 +51,14 @@ class KillHook(logging.Handler):
         if not any(fnmatchcase(name, pattern) for pattern in self._patterns):
             return
         self._arrivals += 1
-        if self._arrivals in self._due:
+        if self._arrivals not in self._due:
+            return
+        if os.path.isabs(self._whom):
+            mark = Path(self._whom)
+            mark.touch()
+            while mark.exists():
+                time.sleep(0.05)
+        else:
             rank = self._placed[-1] if self._placed else None
             os.kill(os.getpid() if self._whom == "driver" else rank or _first_rank(), signal.SIGKILL)
 
