@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import runpy
 import subprocess
@@ -90,6 +91,14 @@ def start_fork(target: Callable[..., Any], *args: Any, daemon: bool = False) -> 
     return process
 
 
+def forget_logging() -> None:
+    """Logging is as in a new interpreter: Kedro has configured it as it was imported."""
+    for logger in (logging.root, *map(logging.getLogger, ("kedro", "geo_sokoban_pipeline"))):
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+    logging.root.setLevel(logging.WARNING)
+
+
 @contextmanager
 def forked_ranks() -> Iterator[None]:
     """For the `with` block, ranks and workers that this process starts are forks."""
@@ -144,6 +153,7 @@ def _run_rank(
     env: dict[str, str], cwd: str, output: list[int], target: Callable[..., Any], args: Sequence[Any]
 ) -> None:
     _take_over(env, cwd, output)
+    forget_logging()
     target(*args)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from forked import start_fork
+from forked import forget_logging, start_fork
 from geo_sokoban_pipeline.processes import supervised
 from mounts import hide_here
 
@@ -44,7 +44,7 @@ _PATIENT = {
     "RAY_raylet_start_wait_time_s": "100",
     "RAY_health_check_timeout_ms": "120000",
     "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_prestart_worker_first_driver": "0",  # no worker of a test could use one without forks
+    "RAY_prestart_worker_first_driver": "0",  # it would be no fork, and of no use
 }
 
 
@@ -234,6 +234,7 @@ def fork_workers(place: str, hidden: Path | None) -> None:
     """
     import forked_workers
 
+    forget_logging()
     if hidden:
         hide_here(hidden)
     own = (sys.prefix, sys.base_prefix)

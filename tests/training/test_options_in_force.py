@@ -70,7 +70,7 @@ ELSEWHERE = {
         "test_ray_runs.py",
         "test_a_run_whose_driver_and_ranks_are_killed_ends_as_the_undisturbed_one",
     ),
-    "ray.min_processes": ("test_ray_runs.py", "test_a_lost_node_that_nobody_replaces_leaves_fewer_ranks"),
+    "ray.min_processes": ("test_ray_runs.py", "test_lost_nodes_cost_their_iterations_and_then_a_rank"),
     "sharding": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
     "replicas": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
     "backend": ("test_megatron_parity.py", "test_classes_are_megatrons_and_a_rank_holds_its_part_alone"),
