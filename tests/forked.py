@@ -198,7 +198,7 @@ def _arrived(sent: Any) -> int:
 
 
 def _address() -> str:
-    """Address of the server of the forks."""
+    """Address of the server of the forks, which Python tells nobody."""
     fork_server()
     forkserver.ensure_running()
     address: str = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]

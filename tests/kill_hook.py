@@ -28,6 +28,7 @@ def _first_rank() -> int:
     return min(child.pid for child in multiprocessing.active_children() if child.pid is not None)
 
 
+_PATIENCE = 300.0  # seconds until a run whose test has failed goes on
 # What the driver logs of a rank that Ray has placed.
 _PLACED = re.compile(r"process \d+ of \d+ \(pid (\d+) on ")
 
@@ -54,9 +55,9 @@ class KillHook(logging.Handler):
         if self._arrivals not in self._due:
             return
         if os.path.isabs(self._whom):
-            mark = Path(self._whom)
+            mark, deadline = Path(self._whom), time.monotonic() + _PATIENCE
             mark.touch()
-            while mark.exists():
+            while mark.exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
         else:
             rank = self._placed[-1] if self._placed else None

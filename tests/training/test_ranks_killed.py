@@ -51,6 +51,7 @@ def test_killed_at_named_points(tmp_path: Path) -> None:
             else:
                 assert process.returncode == 1, f"{point} was not reached:\n{output[-3000:]}"
                 assert "ended with exit code -9 (SIGKILL). The same command continues" in " ".join(output.split())
+        # With ranks that start as those of a user do.
         finish(kedro_command(*COMMAND, data_root=root, own_interpreter=True))
     expected, found = read_run(tmp_path / "undisturbed"), read_run(root)
     assert any("optimizer-00002-of-00002" in name for name in expected["weights"]), "the state was sharded"

@@ -190,8 +190,10 @@ def test_lost_nodes_cost_their_iterations_and_then_a_rank(
     assert "the cluster has place for 1 of 2 ranks, which go on alone (ray.min_processes=1)" in output, output[-3000:]
     found = read_run(data)
     names = [f"trajectories/iter={number:05d}/part-000.parquet" for number in range(2)]
-    assert found["episodes"][names[0]] == undisturbed["episodes"][names[0]], "committed before"
+    assert found["episodes"][names[0]] == undisturbed["episodes"][names[0]], "two ranks"
     assert found["metrics"]["iter=00000.json"] == undisturbed["metrics"]["iter=00000.json"]
+    weights = "checkpoints/iter=00000/model.safetensors"
+    assert found["weights"][weights] == undisturbed["weights"][weights]
     ids, wanted = ([row["token_ids"] for row in run["episodes"][names[1]]] for run in (found, undisturbed))
     assert ids == wanted and len(ids) > 8
     row, other = (run["metrics"]["iter=00001.json"] for run in (found, undisturbed))
