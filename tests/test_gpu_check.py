@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check"
 SMALL = (
-    "--thin", "--episodes=4", "--turns=2", "--tokens=3", "--updates=2", "--sequences=3", "--length=240",
-    "--batch-tokens=500", "--peak-tflops=1",
+    "--thin", "--episodes=2", "--turns=2", "--tokens=3", "--updates=2", "--sequences=3", "--length=180",
+    "--batch-tokens=370", "--peak-tflops=1",
 )  # fmt: skip
 
 
@@ -38,8 +38,8 @@ def test_a_thin_model_on_the_cpu(tmp_path):
     found = dict(
         line.strip("| ").split(" | ", 1) for line in page.splitlines() if line.startswith("| ") and line[2] != "|"
     )
-    assert "4 episodes, 2 responses of 3 tokens" in found["rollout"]
-    assert found["an update"].startswith("3 sequences of 240 tokens")
+    assert "2 episodes, 2 responses of 3 tokens" in found["rollout"]
+    assert found["an update"].startswith("3 sequences of 180 tokens")
     rows = {what: [cell.strip() for cell in cells.split(" | ")] for what, cells in found.items()}
     assert rows["checkpointing"] == ["on", "off", "on", "on"] and rows["offload"] == ["off", "off", "off", "on"]
     assert rows["backend"] == ["fsdp", "fsdp", "megatron", "fsdp"]
