@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -151,12 +150,6 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _seldom_collected() -> None:
-    """The million objects of imported libraries are not searched for garbage after each thousand new ones."""
-    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
