@@ -56,7 +56,7 @@ PEER_VENV := .venv-trl
 PEER_STAMP := $(PEER_VENV)/.installed$(TAG)
 
 # SGLang servers live in an environment of their own: their versions are not those of this project. On a CPU it is the
-# pinned list and nothing else, and the two CPU shims of scripts/sglang_cpu, which a .pth file loads.
+# pinned list and nothing else, and the CPU shims of scripts/sglang_cpu, which a .pth file loads.
 SGLANG_VENV := .venv-sglang$(patsubst %,-%,$(filter gpu,$(SGLANG)))
 SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
@@ -152,7 +152,7 @@ $(SGLANG_STAMP): requirements/sglang-$(SGLANG).txt
 ifeq ($(SGLANG),cpu)
 	$(subst $(PIP),$(SGLANG_PIP) -c constraints.txt,$(INSTALL_TORCH))
 	$(SGLANG_PIP) --no-deps -r $<
-	printf '%s\n' '$(CURDIR)/scripts/sglang_cpu' 'import torchvision_cpu' > "$(SGLANG_SITE)/sglang_cpu.pth"
+	printf '%s\n' '$(CURDIR)/scripts/sglang_cpu' 'import torchvision_cpu, forked_processes' > "$(SGLANG_SITE)/sglang_cpu.pth"
 	# Compiles it once: the processes of a first server would do so at the same time, each for itself.
 	$(SGLANG_VENV)/bin/python -c 'import $(SGLANG_MODULES)' > $@.log 2>&1 || { cat $@.log; exit 1; }
 else
