@@ -22,6 +22,7 @@ IN_RAY = ("test_ray", "training/test_rollout_workers")
 # Tests of one process, by a part of their path.
 TOGETHER = {
     "sglang": "sglang",
+    "training/test_ahead": "ranks",
     "training/test_ranks": "ranks",
     "training/test_megatron": "ranks",
     **dict.fromkeys(IN_RAY, "ranks"),
@@ -29,15 +30,18 @@ TOGETHER = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first, the interrupted ones and those of ranks before all others: they take longest.
+    """Those of ranks first, which take longest; the other process has tests of one process meanwhile.
 
-    The tests of a Ray cluster follow each other, so that it is started once.
+    Whole runs follow, the longest ones first, so that neither process waits long for the other at the end. The tests of
+    a Ray cluster follow each other, so that it is started once.
     """
+    slow = {place_of(item) for item in items if item.get_closest_marker("slow")}
     items.sort(
         key=lambda item: (
-            item.get_closest_marker("slow") is None,
-            "test_resume" not in item.nodeid,
-            scope_of(item.nodeid) != "ranks",
+            place_of(item) != "ranks",
+            place_of(item) in slow,
+            place_of(item) != "sglang",
+            item.path.name != "test_resume.py",
             is_in_ray(item.nodeid),
         )
     )
@@ -56,6 +60,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return scope_of(nodeid) or str(super()._split_scope(nodeid))
 
     return StartOnce(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def place_of(item: pytest.Item) -> str:
+    """Name of the tests that run in one process with this one."""
+    return scope_of(item.nodeid) or str(item.path)
 
 
 def scope_of(nodeid: str) -> str | None:

@@ -22,6 +22,7 @@ from servers import ON_CPU, all_gone, need_environment
 pytestmark = pytest.mark.slow
 
 RUN = "train_sokoban"
+LOOP = f"--to-nodes={RUN}.train_grpo"  # no evaluation and no report
 SHAPE = {
     "processes": 2,
     "warm_start.steps": 4,
@@ -122,7 +123,7 @@ def test_megatrons_ranks_have_the_first_iteration_of_this_machine(
     """Without Megatron there; every rank reads its pieces of the weights, and of a reference policy."""
     data = ray_cluster.hidden / "megatron"
     one = {**SHAPE, "warm_start.steps": 0, "loop.iterations": 1, "backend": "megatron", "megatron.tensor_parallel": 2}
-    finish(kedro_command(*params(one, APART), data_root=data, **ray_cluster.environment))
+    finish(kedro_command(*params(one, APART), LOOP, data_root=data, **ray_cluster.environment))
     found, name = read_run(data), "trajectories/iter=00000/part-000.parquet"
     ids = [[row["token_ids"] for row in run["episodes"][name]] for run in (undisturbed, found)]
     assert ids[0] == ids[1] and len(ids[0]) == 16
@@ -175,7 +176,7 @@ def test_lost_nodes_cost_their_iterations_and_then_a_rank(
     allowed = {"ray.min_processes": 1, "ray.patience": 10, "optimizer.offload": "true"}
     mark = tmp_path / "mark"
     losses = kill(str(mark), "iteration *: update", 1, 3)
-    process = kedro_command(*params(SHARDED, APART, allowed), data_root=data, **environment, **losses)
+    process = kedro_command(*params(SHARDED, APART, allowed), LOOP, data_root=data, **environment, **losses)
     for is_replaced in (True, False):
         wait_until(mark.exists, "no update")
         ray_cluster.remove_node(ray_cluster.nodes[1])
@@ -274,7 +275,7 @@ def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns_though_the_
         "rollout.server.faults.grace": 3.0,
         **sampled,
     }
-    words = " ".join((*params(shape, APART), f"--to-nodes={RUN}.train_grpo"))
+    words = " ".join((*params(shape, APART), LOOP))
     entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {words}"
     variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
     metrics = data / "07_model_output" / RUN / "default" / "metrics"
