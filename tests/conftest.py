@@ -30,10 +30,10 @@ TOGETHER = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of ranks first, which take longest; the other process has tests of one process meanwhile.
+    """Those of ranks first, which take longest, and of them those of a Ray cluster, for which it is started once.
 
-    Whole runs follow, the longest ones first, so that neither process waits long for the other at the end. The tests of
-    a Ray cluster follow each other, so that it is started once.
+    The other process has tests that start no processes meanwhile. Whole runs follow, the longest ones first, so that
+    neither process waits long for the other at the end.
     """
     slow = {place_of(item) for item in items if item.get_closest_marker("slow")}
     items.sort(
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             place_of(item) in slow,
             place_of(item) != "sglang",
             item.path.name != "test_resume.py",
-            is_in_ray(item.nodeid),
+            not is_in_ray(item.nodeid),
         )
     )
 
