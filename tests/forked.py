@@ -30,6 +30,8 @@ from typing import Any
 
 # What `kedro run --pipelines=train_<task>` imports before its last node is done.
 HEAVY = [
+    "aiohttp",
+    "ibis",
     "kedro.framework.cli.cli",
     "kedro.framework.session",
     "kedro.runner",
@@ -40,6 +42,7 @@ HEAVY = [
     "pandas",
     "pyarrow.dataset",
     "pyarrow.parquet",
+    "requests",
     "rich.progress",
     "sympy",
     "torch._dynamo",

@@ -16,7 +16,7 @@ from servers import all_gone, launch_options, stop, tree
 
 pytestmark = pytest.mark.slow
 # On a machine that does other work too a server that lives may be taken for one that hangs; that costs a restart more.
-FAULTS = {"health_interval": 2.0, "health_timeout": 60.0, "grace": 3.0, "restarts": 6, "tries": 8}
+FAULTS = {"health_interval": 2.0, "health_timeout": 30.0, "grace": 3.0, "restarts": 6, "tries": 8}
 
 
 @pytest.mark.parametrize(("how", "router", "count"), [("kill", "none", 1), ("hang", "sticky", 2)])
