@@ -88,13 +88,14 @@ def test_a_child_that_was_killed_is_named(tiny_policy: Policy, options: TrainOpt
 
 
 PARENT = """
-import sys, time
+import signal, sys, time
 from task_options import TinyPolicyOptions
 from task_options import TrainOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     workers = WorkerGroup(build_tiny_policy(TinyPolicyOptions(), seed=0), TrainOptions(processes=2, threads=1))
     workers.update_weights(1)
     print("ready", flush=True)
