@@ -22,6 +22,7 @@ PYTEST_ARGS ?=
 SGLANG ?= cpu
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=
+# With --jobs=3 the environments are made and the checks run at the same time; tests that call make are not told of it.
 # Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures. Files with
 # slow tests come first (tests/conftest.py), so that neither process waits long for the other at the end.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
@@ -109,7 +110,7 @@ check: $(DEV_STAMP) ## Format, lint, types, direction of imports.
 	$(BIN)/lint-imports
 
 test: check sglang-env chromium ## All checks, then the whole test suite, with a real SGLang server and a real browser.
-	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
+	MAKEFLAGS= $(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-fast: check ## The same without the slow tests.
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(PYTEST_ARGS)
