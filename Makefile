@@ -22,9 +22,8 @@ PYTEST_ARGS ?=
 SGLANG ?= cpu
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=
-# With --jobs=3 the environments are made and the checks run at the same time; tests that call make are not told of it.
-# Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures. Files with
-# slow tests come first (tests/conftest.py), so that neither process waits long for the other at the end.
+# Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures, and
+# tests/conftest.py orders the files so that neither process waits long for the other at the end.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 export KEDRO_DISABLE_TELEMETRY := 1
@@ -109,6 +108,7 @@ check: $(DEV_STAMP) ## Format, lint, types, direction of imports.
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
+# `make --jobs=3 test` makes the environments and runs the checks at the same time. Tests that call make start it anew.
 test: check sglang-env chromium ## All checks, then the whole test suite, with a real SGLang server and a real browser.
 	MAKEFLAGS= $(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
