@@ -113,7 +113,7 @@ test: check sglang-env chromium ## All checks, then the whole test suite, with a
 	MAKEFLAGS= $(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-fast: check ## The same without the slow tests.
-	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(PYTEST_ARGS)
+	MAKEFLAGS= $(BIN)/python -m pytest -m "not slow" $(WORKERS) $(PYTEST_ARGS)
 
 format: $(DEV_STAMP) ## Rewrite the code in the project's format.
 	$(BIN)/python -m ruff format .
@@ -147,14 +147,14 @@ bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle m
 mutants: $(DEV_STAMP) ## Put 300 random faults into a copy of the code, one at a time, and list those that no test notices.
 	$(BIN)/python -m benchmarks.mutants $(MUTANTS_ARGS)
 
-$(SGLANG_STAMP): requirements/sglang-$(SGLANG).txt
+$(SGLANG_STAMP): requirements/sglang-$(SGLANG).txt $(if $(filter cpu,$(SGLANG)),$(wildcard scripts/sglang_cpu/*.py))
 	@echo 'Installing into $(SGLANG_VENV), which takes a minute or two'
 	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
 ifeq ($(SGLANG),cpu)
 	$(subst $(PIP),$(SGLANG_PIP) -c constraints.txt,$(INSTALL_TORCH))
 	$(SGLANG_PIP) --no-deps -r $<
 	printf '%s\n' '$(CURDIR)/scripts/sglang_cpu' 'import torchvision_cpu, forked_processes' > "$(SGLANG_SITE)/sglang_cpu.pth"
-	# Compiles it once: the processes of a first server would do so at the same time, each for itself.
+	# Compiles it once; else the first server would do so while somebody waits for it.
 	$(SGLANG_VENV)/bin/python -c 'import $(SGLANG_MODULES)' > $@.log 2>&1 || { cat $@.log; exit 1; }
 else
 	$(SGLANG_PIP) -r $<

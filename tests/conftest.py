@@ -30,10 +30,10 @@ TOGETHER = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of ranks first, which take longest, and of them those of a Ray cluster, for which it is started once.
+    """Tests of ranks come first, because they take longest, and of them those of the Ray cluster, which starts once.
 
-    The other process has tests that start no processes meanwhile. Whole runs follow, the longest ones first, so that
-    neither process waits long for the other at the end.
+    The other process has files without slow tests meanwhile. Files with slow tests follow, those of SGLang and of
+    resumed runs first, so that neither process waits long for the other at the end.
     """
     slow = {place_of(item) for item in items if item.get_closest_marker("slow")}
     items.sort(
@@ -63,7 +63,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def place_of(item: pytest.Item) -> str:
-    """Name of the tests that run in one process with this one."""
+    """Name of the tests that run in one process with this one: of their scope, or of their file."""
     return scope_of(item.nodeid) or str(item.path)
 
 
@@ -88,7 +88,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="module", autouse=True)
 def _servers_of_a_file_end_with_it() -> Iterator[None]:
-    """Servers that wait for a next engine take 1.7 GB each; that of the session stays."""
+    """Servers that wait for a next engine take memory, 0.6 GB each; that of the session stays."""
     yield
     module = sys.modules.get("geo_sokoban_pipeline.rollout.engines.sglang.servers")
     for server in module.IDLE if module else ():

@@ -162,12 +162,18 @@ def _run_rank(
 
 def _take_over(env: Mapping[str, str], cwd: str, output: Sequence[int]) -> None:
     """Take environment, folder, standard output and error of who has asked for this fork."""
-    gc.freeze()  # what has been imported is neither visited nor copied
+    # What has been imported is neither visited nor copied, not even by a training that first unfreezes what it froze.
+    gc.freeze()
+    gc.unfreeze = _keep_frozen
     for number, descriptor in enumerate(output, start=1):
         os.dup2(descriptor, number)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+
+
+def _keep_frozen() -> None:
+    """In place of `gc.unfreeze`, which knows all or nothing."""
 
 
 class _Forks:

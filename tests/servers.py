@@ -28,7 +28,7 @@ ON_CPU = {
     "memory_fraction": 0.5,
     "max_total_tokens": 32_768,
     "context_tokens": 4096,
-    "faults": {"start_timeout": 1200.0, "first_pause": 0.1, "health_interval": 600.0},
+    "faults": {"start_timeout": 1200.0, "first_pause": 0.1, "health_interval": 600.0, "grace": 1.0},
 }
 
 

@@ -180,7 +180,10 @@ def test_the_environment_of_servers_is_pinned_wholly():
         ),
         ("test", ["ruff format --check", "ruff check", "mypy", "lint-imports", "-m pytest"]),
         ("test-fast", ['-m pytest -m "not slow"']),
-        ("sglang-env", ["--no-deps -r requirements/sglang-cpu.txt", "scripts/sglang_cpu", "sglang_cpu.pth"]),
+        (
+            "sglang-env",
+            ["--no-deps -r requirements/sglang-cpu.txt", "scripts/sglang_cpu", "forked_processes", "sglang_cpu.pth"],
+        ),
         ("chromium", ["tests/chromium.py", "apt-get", "chromium-headless-shell"]),
         ("clean-data", ["find data -type f"]),
     ],

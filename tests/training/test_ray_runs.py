@@ -272,7 +272,7 @@ def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns_though_the_
         "rollout.engine": "sglang",
         "rollout.workers": 1,
         "rollout.server.faults.start_timeout": 1200,
-        "rollout.server.faults.grace": 3.0,
+        "rollout.server.faults.grace": 1.0,
         **sampled,
     }
     words = " ".join((*params(shape, APART), LOOP))

@@ -32,8 +32,6 @@ STEP_THRESHOLD = 2 << 20
 _USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _USER_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 
-_frozen_in: set[int] = set()  # processes that have called `freeze_survivors`; a fork inherits those of its parents
-
 
 def prepare_process(threads: int | None) -> int:
     """Set torch's threads (None: unchanged) and the heap's thresholds; returns the number of threads."""
@@ -67,12 +65,10 @@ def freeze_survivors() -> None:
     Importing torch, transformers and Kedro leaves more than half a million objects. A full collection that walks them
     takes a third of a second, and the many small objects of an iteration trigger it again and again.
     """
-    # What an earlier call froze may be garbage by now. What others froze is not: they froze it before a fork.
-    if os.getpid() in _frozen_in:
-        gc.unfreeze()
+    # Objects frozen by an earlier call may be garbage by now.
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
-    _frozen_in.add(os.getpid())
 
 
 def collect_garbage(iteration: int) -> None:
