@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from pathlib import Path
 
 import pytest
 
@@ -55,9 +56,16 @@ def test_the_next_engine_takes_the_server_over(sglang_server, tiny_policy):
     second = SglangEngine(tiny_policy, launch_options())
     assert [member.launched.pid for member in second.servers] == pids
     second.close()
-    # The two that it has started are forks: for others multiprocessing would have a process of its own.
-    words = [" ".join(process.cmdline()) for process in tree(pids[0])]
-    assert len(words) == 3 and not any("multiprocessing" in line for line in words), words
+    # Its processes are forks: the system gives the heap of a new program another address.
+    own = [process for process in tree(pids[0]) if "multiprocessing" not in " ".join(process.cmdline())]
+    heaps = [heap_of(process.pid) for process in own]
+    assert len(heaps) == 3 and len(set(heaps)) == 1
+
+
+def heap_of(pid):
+    """Address at which a process's heap begins."""
+    lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
+    return next(line.partition("-")[0] for line in lines if line.endswith("[heap]"))
 
 
 def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglang_server, tiny_policy):
