@@ -104,6 +104,7 @@ def test_a_damaged_history_counts_as_none(tmp_path):
     [
         (["/a b/.venv/bin/kedro", "run", "--params=run_id=x y"], "kedro run '--params=run_id=x y'"),
         (["/a/site-packages/kedro/__main__.py", "run"], "kedro run"),
+        (["python -m kedro", "run", "--params=run_id=x y"], "python -m kedro run '--params=run_id=x y'"),
         ([], "''"),
         # Variables of servers may be secrets.
         (

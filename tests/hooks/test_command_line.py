@@ -61,6 +61,11 @@ REFUSED = [
     (["--runner-params=is_async=True"], "is_async: the parts of a GRPO iteration must be saved one after the other"),
     (["--runner=ParallelRunner"], "runner=ParallelRunner: the parts of a GRPO iteration must be saved"),
     (["-r", "ThreadRunner"], "runner=ThreadRunner: the parts of a GRPO iteration must be saved"),
+    (
+        ["--only-missing-outputs"],
+        "only_missing_outputs: it would leave an evaluation and a report of an older checkpoint",
+    ),
+    (["--only-missing-outputs", "--pipelines=evaluate_geo3k"], "only_missing_outputs: it would leave an evaluation"),
     (["--runner=Foo"], "--runner=Foo: no such runner"),
     (["--config=none.yml"], "--config=none.yml: no such file."),
     (

@@ -47,6 +47,10 @@ _ORDER = (
     "the parts of a GRPO iteration must be saved one after the other, the checkpoint last, because it commits the "
     "iteration. Leave it out; train_….processes is what uses more cores."
 )
+_MISSING = (
+    "only_missing_outputs: it would leave an evaluation and a report of an older checkpoint in place. Leave it out: "
+    "every pipeline continues after what is stored, and evaluates the checkpoint that it ends with."
+)
 
 
 class CommandLineHooks:
@@ -115,13 +119,12 @@ class CommandLineHooks:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
-        """Refuse runners in a notebook, too."""
-        for name in _RUNNERS:
-            if name in str(run_params.get("runner")):
-                try:
-                    check_runner(name, pipeline)
-                except ParameterError as error:
-                    refuse(error)
+        """Refuse runners and the choice of missing outputs in a notebook, too."""
+        names = [name for name in _RUNNERS if name in str(run_params.get("runner"))]
+        try:
+            check_way(pipeline, *names, only_missing=bool(run_params.get("only_missing_outputs")))
+        except ParameterError as error:
+            refuse(error)
 
     @hook_impl(tryfirst=True)
     def before_node_run(self, is_async: bool) -> None:
@@ -214,7 +217,8 @@ def check_selection(words: dict[str, Any]) -> None:
     for name in names:
         _see(name, list(pipelines.keys()), "--pipelines", "pipeline")
     chosen = sum((pipelines[name] for name in names or ["__default__"]), start=Pipeline([]))
-    check_runner(str(words.get("runner")).rpartition(".")[2], chosen)
+    runner = str(words.get("runner")).rpartition(".")[2]
+    check_way(chosen, runner, only_missing=bool(words.get("only_missing_outputs")))
     nodes = sorted(node.name for node in chosen.nodes)
     for option, given in (("--nodes", "node_names"), ("--from-nodes", "from_nodes"), ("--to-nodes", "to_nodes")):
         for name in _listed(words.get(given)):
@@ -229,15 +233,20 @@ def check_selection(words: dict[str, Any]) -> None:
         _see(name, spaces, "--namespaces", "namespace")
 
 
-def check_runner(name: str, pipeline: Pipeline) -> None:
-    """See that a runner can run a pipeline: nodes that make data may run side by side, in threads of this process.
+def check_way(pipeline: Pipeline, *runners: str, only_missing: bool = False) -> None:
+    """See that a pipeline can run in this way: nodes that make data may run side by side, in threads of this process,
+    and only where their tables are missing.
 
     Raises:
         ParameterError: it cannot.
     """
-    if name in _RUNNERS and any("data" not in node.tags for node in pipeline.nodes):
-        raise ParameterError(f"runner={name}: {_ORDER}")
-    if name == "ParallelRunner":
+    makes_data = all("data" in node.tags for node in pipeline.nodes)
+    if only_missing and not makes_data:
+        raise ParameterError(_MISSING)
+    for name in runners:
+        if name in _RUNNERS and not makes_data:
+            raise ParameterError(f"runner={name}: {_ORDER}")
+    if "ParallelRunner" in runners:
         raise ParameterError(
             "runner=ParallelRunner: the nodes hold open readers, which cannot be handed to other processes. Take "
             "ThreadRunner, or leave it out."

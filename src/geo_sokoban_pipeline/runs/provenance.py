@@ -124,7 +124,9 @@ def typed_command() -> str:
     program, *words = sys.argv or [""]
     path = Path(program)
     name = path.parent.name if path.name == "__main__.py" else path.name
-    return shlex.join([name, *map(mask_word, words)])
+    # Kedro names itself `python -m kedro`, where it was started as a module: three words of a shell.
+    start = name.split() if name.startswith("python -m ") else [name]
+    return shlex.join([*start, *map(mask_word, words)])
 
 
 def describe_maker(project: Path, *, benchmarks: bool = False) -> dict[str, Any]:
