@@ -111,6 +111,37 @@ def type_name(value: Any) -> str:
 START = "start"  # the first policy of a run without a warm start
 
 
+# Which policy an evaluation summary is of.
+
+
+def describe_policy(summary: Mapping[str, Any], name: str) -> str:
+    """An evaluated policy: `after 3 iterations, content 1f0c2a9b4d6e`; a dash where the summary does not say."""
+    found = (summary.get("checkpoints") or {}).get(name)
+    if found is None:
+        return DASH
+    iteration, content = found.get("iteration"), f"content {found['hash'][:12]}"
+    return content if iteration is None else f"after {plural(iteration + 1, 'iteration')}, {content}"
+
+
+def find_stale(summary: Mapping[str, Any], stored: int) -> str | None:
+    """What an evaluation of a run is of, where that is not its newest checkpoint: `the checkpoint after 1 of 4
+    iterations`; None where it is, or where nothing was evaluated.
+
+    Args:
+        stored: iterations that the run's checkpoints hold; 0: it has none.
+    """
+    names = summary.get("policies") or []
+    if not names or not stored:
+        return None
+    iteration = (summary.get("checkpoints") or {}).get(names[-1], {}).get("iteration")
+    if iteration is None:
+        return "an unknown checkpoint"
+    if iteration + 1 == stored:
+        return None
+    what = "the checkpoint" if iteration >= 0 else "the policy that GRPO started from,"
+    return f"{what} after {count(iteration + 1)} of {plural(stored, 'iteration')}"
+
+
 # Rows of an evaluation summary, looked up by policy or baseline; None where it was not evaluated.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, wilson_interval
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.evaluation.summary import image_ablations, shuffle_images
+from geo_sokoban_pipeline.reporting.report_tables import columns_of, evaluation_rows, kind_tables, notes_of
 from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
 
 answer_numbers = GEO3K.validation_numbers
@@ -199,17 +201,29 @@ def test_images_are_those_of_other_problems():
     assert all(before["images"] != after["images"] for before, after in zip(rows[:8], shown[:8], strict=True))
     assert sorted(row["images"][0] for row in shown[:6]) == sorted(row["images"][0] for row in rows[:6])
     assert shown[8]["images"] is None
+    # A copy has the same image, which is none of another problem; without copies nothing changes.
+    copies = [*rows[:6], *({**rows[0], "id": 10 + n} for n in range(4)), *rows[6:]]
+    for seed in range(20):
+        found = shuffle_images(copies, seed)
+        assert all(one["images"] != other["images"] for one, other in zip(copies[:12], found[:12], strict=True))
+    alike = [{"id": n, "images": ["x"]} for n in range(3)]
+    assert shuffle_images(alike, 0) == alike
 
 
 def test_ablations_of_the_options():
     def names(**evaluation: Any) -> list[str]:
         options = Geo3kTrainOptions.model_validate({"evaluation": evaluation})
-        return [ablation.suffix for ablation in image_ablations([{"id": 1, "images": ["i"]}], options, 0)]
+        return [ablation.suffix for ablation in image_ablations(rows, options, 0)]
+
+    rows: list[dict[str, Any]] = [{"id": 1, "images": ["i"]}, {"id": 2, "images": ["j"]}]
 
     assert names() == ["_blank", "_shuffled"]
     assert names(blank_images=False) == ["_shuffled"]
     assert names(shuffled_images=False, blank_images=False) == []
-    assert image_ablations([{"id": 1, "images": []}], Geo3kTrainOptions(), 0) == []  # nothing to hide
+    rows = [{"id": 1, "images": []}]
+    assert names() == []  # nothing to hide
+    rows = [{"id": 1, "images": ["i"]}, {"id": 2, "images": ["i"]}]
+    assert names() == ["_blank"]  # no image of another problem
 
 
 @pytest.mark.parametrize("model", [Geo3kTrainOptions, Geo3kMultiTurnTrainOptions])
@@ -228,6 +242,46 @@ def test_players_without_a_policy(model, geometry_rows):
     assert (expert["tools"]["calls"] > 0) == several
     assert (expert["solved"] > expert["first_attempt"]["solved"]) == several
     assert 0.08 < expert["first_attempt"]["solve_rate"] < 0.4  # once in five rules, of 60 episodes
+
+
+def test_an_environment_of_ones_own_has_no_word_of_geometry(tmp_path, geometry_rows):
+    """Neither candidates nor families nor forms of answers mean anything to it, whatever its rows hold."""
+    (tmp_path / "own.py").write_text(OWN_ENV)
+    expert = {"factory": str(tmp_path / "own.py")}
+    env = {"factory": str(tmp_path / "own.py"), "args": {}}
+    rows = geometry_rows(12)
+    for teacher, label in (
+        ({}, "candidates"),
+        (expert, expert["factory"]),
+        ({**expert, "name": "solver"}, "solver of"),
+    ):
+        options = Geo3kTrainOptions.model_validate({"env": env, "warm_start": {"teacher": teacher}})
+        found = evaluate_baselines(rows, rows, options, 0)
+        assert [row["policy"] for row in found][0] == "label"
+        assert found[1]["policy"].startswith(f"teacher ({label}") and len(found) == 2
+        task = GEO3K.evaluated_in(options.env.factory)
+        summary = {"task": "geo3k", "rows": found, "policies": [], **task.describe_prompts(rows, options)}
+        shown = [*columns_of(summary), *columns_of(summary, "responses")]
+        assert [column.heading for column in shown] == ["invalid responses"]
+        words = json.dumps([summary, notes_of(summary), evaluation_rows(summary)[0]], default=vars)
+        assert not re.search("plausible|famil|frequent|integer|scored|figure", words)
+        assert kind_tables(summary) == []
+    # The package's own environments keep theirs.
+    assert GEO3K.evaluated_in(Geo3kTrainOptions().env.factory) is GEO3K
+
+
+OWN_ENV = """
+class Env:
+    def reset(self): return {}, {}
+    def step(self, text): return {"obs_str": ""}, True, {}
+    def format_observation(self, observation): return {"role": "user", "content": [{"type": "text", "text": ""}]}
+    def final_metrics(self): return {"success": 1.0}
+    def close(self): pass
+class Expert:
+    def respond(self, env, generator): return "near"
+def build_env(sample, args): return Env()
+def build_teacher(name, patience, noise): return Expert()
+"""
 
 
 def test_without_training_prompts_nobody_knows_what_is_frequent(geometry_rows):

@@ -26,6 +26,7 @@ from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.rollouts import validate_policy
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
 from geo_sokoban_pipeline.pipelines.train import final_nodes
@@ -276,26 +277,38 @@ def true_images(row: dict[str, Any]) -> list[np.ndarray]:
 
 
 def test_images_of_levels(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
-    """Blank means every image, the prompt's and each later one; nobody else is shown a blank one."""
+    """Blank means every image, the prompt's and each later one; nobody else is shown a blank one. Shuffled prompts
+    change the first image alone, so they prove no use of the images.
+    """
     script["now"] = up
-    options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 4})
-    evaluate(options, folder, levels)
-    assert {call.label.endswith(("_blank/sampled", "_blank/greedy")) for call in calls} == {True, False}
-    boards = 0
+    options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 4, "shuffled_images": True})
+    summary, _ = evaluate(options, folder, levels)
+    kinds = Counter()
     for call in calls:
-        blank = "_blank/" in call.label
+        kind = call.label.split("/")[1].removeprefix("final").removeprefix("warm_start")
         assert len(call.requests) == 2 * len(call.tasks)
         for request in call.requests:
             row = call.tasks[request.id].prompt
             images, (first,) = shown(request), true_images(row)
             assert [image.shape for image in images] == [first.shape] * len(images)
-            boards += len(images)
+            kinds[kind] += len(images)
             for number, image in enumerate(images):
-                assert image.any() != blank, (call.label, number)
-            if not blank:
-                np.testing.assert_array_equal(images[0], first)
+                assert image.any() != (kind == "_blank"), (call.label, number)
+            if kind != "_blank":
+                np.testing.assert_array_equal(images[0], first)  # of the prompt that was rolled out
+            own = next(one for one in levels[1] if one["id"] == row["id"])
+            assert (row["images"] == own["images"]) == (kind != "_shuffled")
         assert max(len(request.images) for request in call.requests) == 2
-    assert boards == 6 * 4 * (1 + 2)
+    assert kinds == {"": 4 * 4 * (1 + 2), "_blank": 2 * 4 * (1 + 2), "_shuffled": 2 * 4 * (1 + 2)}
+    # Whatever the rate of an ablation is, only blank images replace every image.
+    rows = {row["policy"]: row for row in summary["rows"] if row["mode"] == "sampled"}
+    assert {"final", "final_blank", "final_shuffled_first"} <= set(rows) and "final_shuffled" not in rows
+    for name in ("final_blank", "final_shuffled_first"):
+        rows[name]["change"] = {"difference": -0.5, "low": -0.7, "high": -0.3, "is_change": True}
+    blank, _, first = " ".join(SOKOBAN.report.compare(summary, ["final"])).partition("With the first image")
+    assert "so it does use the image" in blank
+    assert first.startswith(" from another problem it solves ") and "use the image" not in first
+    assert SOKOBAN.report.label("final_shuffled_first") == "after GRPO, first image from another problem"
 
 
 def test_images_of_problems(geometry_folder: PolicyFolder, problems: Any) -> None:

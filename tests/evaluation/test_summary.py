@@ -14,7 +14,7 @@ from geo_sokoban_pipeline.evaluation.rollouts import blank_image
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
-from geo_sokoban_pipeline.runs.policy_folder import write_policy
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, identify_policy, link_policy, write_policy
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 from task_options import ExpertOptions, TrainOptions
@@ -44,6 +44,8 @@ def test_every_row_plays_the_same_prompts(evaluated: tuple[dict[str, Any], dict[
         ("teacher (direct), never gives up", "-"),
     }
     assert summary["prompts"] == 12
+    # The same weights under both names.
+    assert summary["checkpoints"]["final"] == summary["checkpoints"]["warm_start"]
     for row in summary["rows"]:
         per_prompt = 2 if row["mode"] == "sampled" and row["policy"] != "final_blank" else 1
         assert row["episodes"] == 12 * per_prompt
@@ -203,3 +205,20 @@ def test_blank_images_keep_their_size() -> None:
     image = blank_image(Image.new("RGB", (96, 64), "white"))
     assert image.size == (96, 64)
     assert image.getextrema() == ((0, 0),) * 3
+
+
+def test_a_final_policy_has_the_identity_of_its_checkpoint(tmp_path: Path) -> None:
+    def fill(folder: Path, weights: str = "w", moments: str = "m") -> dict[str, Any]:
+        for name, text in (("config.json", "{}"), ("model.safetensors", weights), ("optimizer.safetensors", moments)):
+            (folder / name).write_text(text)
+        return {"iteration": 3, "policy_version": 4}
+
+    stored = write_policy(tmp_path / "stored", fill)
+    final = write_policy(tmp_path / "final", link_policy(stored.path, {"iteration": 3, "policy_version": 4}))
+    continued = write_policy(tmp_path / "continued", lambda folder: fill(folder, moments="n"))
+    other = write_policy(tmp_path / "other", lambda folder: fill(folder, weights="v"))
+    assert identify_policy(stored)["iteration"] == 3 and identify_policy(stored)["policy_version"] == 4
+    assert identify_policy(stored) == identify_policy(final) == identify_policy(continued)
+    assert identify_policy(other)["hash"] != identify_policy(stored)["hash"]
+    foreign = identify_policy(PolicyFolder(stored.path, {"files": stored.manifest["files"]}))
+    assert foreign == {"iteration": None, "policy_version": None, "hash": identify_policy(stored)["hash"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from kedro.framework.project import configure_project, pipelines
 
 from geo_sokoban_pipeline.hooks.terminal import TerminalHooks, write_result
 from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.storage import write_json
 
 
 def row(policy, mode, rate, low=None, high=None):
@@ -35,6 +37,23 @@ LAST = [row("final", "sampled", 0.723, 0.688, 0.757), row("final", "greedy", 0.7
 )
 def test_the_headline(summary, text):
     assert write_result(summary) == text
+
+
+def test_the_result_of_an_older_checkpoint_is_called_one(tmp_path, caplog):
+    """The loop alone was run: neither the stored evaluation nor the stored report is of what it has made."""
+    caplog.set_level(logging.INFO, "geo_sokoban_pipeline.hooks.terminal")
+    checkpoints = {"final": {"iteration": 0, "policy_version": 1, "hash": "a" * 32}}
+    summary = {"policies": ["warm_start", "final"], "rows": FIRST + LAST, "checkpoints": checkpoints}
+    folders = RunFolders.of(tmp_path, "train_sokoban", "default")
+    write_json(folders.reports / "eval_summary.json", summary)
+    (folders.reports / "report.html").write_text("")
+    os.utime(folders.reports / "report.html", (1, 1))
+    hooks = start_hooks(tmp_path, 4, 4)
+    caplog.clear()
+    hooks.after_pipeline_run()
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == f"held-out, of the checkpoint after 1 of 4 iterations: {write_result(summary)}"
+    assert "of an earlier command" in said[1]
 
 
 def start_hooks(tmp_path, stored, iterations, *, warm=True):

@@ -149,6 +149,17 @@ def test_an_evaluation_becomes_lines_and_tags():
         "eval.final.teacher _direct_": "1.0000",
     }
     assert evaluation_points({}, 3) == [] and evaluation_tags({}) == {}
+    # An evaluation that names its policy stands at the version of that policy, whatever the command asks for.
+    checkpoints = {"final": {"iteration": 39, "policy_version": 40, "hash": "abc"}}
+    named = {**SUMMARY, "checkpoints": checkpoints, "data_id": "6x6-1box-0af3", "prompts_hash": "def"}
+    assert evaluation_points(named, 150)[1] == ("eval/final/sampled_solve_rate", 0.7, 40)
+    assert {
+        "eval.final.data_id": "6x6-1box-0af3",
+        "eval.final.prompts_hash": "def",
+        "eval.final.final.policy": "abc",
+        "eval.final.final.policy.iteration": "39",
+        "eval.final.final.policy.policy_version": "40",
+    }.items() <= evaluation_tags(named).items()
 
 
 def test_only_parameters_that_are_in_force():

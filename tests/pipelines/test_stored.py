@@ -82,16 +82,22 @@ def test_evaluate_any_policy(clone):
     checkpoints, newest = clone.root / MODELS / "checkpoints", 2
     few = {"evaluation": {"prompts": 3, "blank_images": False, "greedy": False}}
     summaries = {}
+    hashes = set()
     for checkpoint in ("latest", "best", "start", "final", newest, str(checkpoints / f"iter={newest:05d}")):
         parameters = {"evaluate_sokoban": source(checkpoint=checkpoint), "train_sokoban": few}
         clone.run("evaluate_sokoban", params=parameters)
         summary = clone.load("evaluate_sokoban.eval_summary")
         assert summary["source"]["checkpoint"] == checkpoint
         assert (summary["prompts"], len(summary["rows"])) == (3, 6)
+        # A folder is named by itself alone: it may be of another run.
+        (name,) = summary["policies"]
+        assert name == (str(checkpoint) if "/" in str(checkpoint) else f"default@{checkpoint}")
+        hashes.add(summary["checkpoints"][name]["hash"])
         summaries[checkpoint] = [{**row, "policy": ""} for row in summary["rows"]]
     # The same weights under four names; the report of the last one is there.
     same = [summaries[name] for name in ("latest", "final", newest, str(checkpoints / f"iter={newest:05d}"))]
     assert all(rows == same[0] for rows in same)
+    assert len(hashes) <= 3  # latest, best, start
     assert (clone.folder("08_reporting", "evaluate_sokoban") / "report.html").stat().st_size > 10_000
 
 

@@ -54,8 +54,8 @@ def make_metrics(iterations: int = 200) -> list[dict[str, Any]]:
     return rows
 
 
-def make_summary() -> dict[str, Any]:
-    """An evaluation in which GRPO helped."""
+def make_summary(iterations: int = 200) -> dict[str, Any]:
+    """An evaluation in which GRPO helped, of the policy after so many iterations."""
     shares = {
         ("warm_start", "sampled"): [0.99, 0.86, 0.61, 0.35, 0.24, 0.12, 0.11, 0.01],
         ("warm_start", "greedy"): [0.97, 0.8, 0.5, 0.24, 0.12, 0.05, 0.04, 0.0],
@@ -75,6 +75,10 @@ def make_summary() -> dict[str, Any]:
         "layouts": 57,
         "move_limit": 10,
         "policies": ["warm_start", "final"],
+        "checkpoints": {
+            "warm_start": {"iteration": None, "policy_version": 0, "hash": "a0" * 16},
+            "final": {"iteration": iterations - 1, "policy_version": iterations, "hash": "b1" * 16},
+        },
         "rows": rows,
     }
 

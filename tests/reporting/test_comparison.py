@@ -26,7 +26,7 @@ def make_run(run_id: str, skill: float | None = None, levels: slice = slice(48),
         "metrics": make_metrics(60),
         "summary": {}
         if skill is None
-        else make_summary() | {"prompts": len(range(48)[levels]), "prompts_hash": run_id},
+        else make_summary(60) | {"prompts": len(range(48)[levels]), "prompts_hash": run_id},
         "settings": {"seed": 0, "optimizer.learning_rate": 0.001, "grpo.clip": None},
         "time": None,
         "held_out": played,
@@ -51,6 +51,19 @@ def test_two_runs_are_judged_on_the_same_prompts(skills, verdict):
     assert verdict in page.text
     assert {"tests", "evaluation", "curves", "settings", "runs"} <= page.ids
     assert {link[1:] for link in page.attributes("href")} <= page.ids
+
+
+def test_an_evaluation_of_an_older_checkpoint_is_called_one():
+    first, second = make_run("a", 0.2), make_run("b", 0.9)
+    first.summary["checkpoints"] = {"final": {"iteration": 0, "policy_version": 1, "hash": "a" * 32}}
+    second.summary["checkpoints"] = {"final": {"iteration": 59, "policy_version": 60, "hash": "b" * 32}}
+    text = text_of(first, second)
+    assert "The evaluation of a is of the checkpoint after 1 of 60 iterations." in text
+    assert "The evaluation of b" not in text
+    assert (
+        "evaluated policy",
+        ["after 1 iteration, content aaaaaaaaaaaa", "after 60 iterations, content bbbbbbbbbbbb"],
+    ) in (list_differences([first, second]))
 
 
 def test_runs_of_other_prompts_are_not_compared():

@@ -7,7 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.formats import count, duration, joined, number, percent, percent_range, signed, type_name
+from geo_sokoban_pipeline.formats import (
+    count,
+    describe_policy,
+    duration,
+    find_stale,
+    joined,
+    number,
+    percent,
+    percent_range,
+    signed,
+    type_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +69,33 @@ def test_number_as_text(written, expected):
 )
 def test_type_with_its_article(value, expected):
     assert type_name(value) == expected
+
+
+def of_checkpoint(iteration):
+    """A summary whose final policy is the checkpoint of an iteration."""
+    start = {"iteration": None, "policy_version": 0, "hash": "b" * 32}
+    final = {"iteration": iteration, "policy_version": (iteration or 0) + 1, "hash": "0123456789ab" + "c" * 20}
+    return {"policies": ["warm_start", "final"], "checkpoints": {"warm_start": start, "final": final}}
+
+
+@pytest.mark.parametrize(
+    ("summary", "stored", "stale"),
+    [
+        (of_checkpoint(0), 4, "the checkpoint after 1 of 4 iterations"),
+        (of_checkpoint(3), 4, None),
+        (of_checkpoint(6), 4, "the checkpoint after 7 of 4 iterations"),  # somebody has deleted newer ones
+        (of_checkpoint(-1), 4, "the policy that GRPO started from, after 0 of 4 iterations"),
+        (of_checkpoint(None), 4, "an unknown checkpoint"),
+        ({"policies": ["final"]}, 4, "an unknown checkpoint"),  # stored before summaries named it
+        ({"policies": ["final"]}, 0, None),  # a run without checkpoints
+        ({}, 4, None),
+    ],
+)
+def test_an_evaluation_of_another_checkpoint_is_called_one(summary, stored, stale):
+    assert find_stale(summary, stored) == stale
+
+
+def test_an_evaluated_policy_has_a_name():
+    assert describe_policy(of_checkpoint(2), "final") == "after 3 iterations, content 0123456789ab"
+    assert describe_policy(of_checkpoint(2), "warm_start") == "content bbbbbbbbbbbb"
+    assert describe_policy({}, "final") == "–"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -13,6 +15,7 @@ from PIL import Image
 
 from builders import PAD, make_png
 from geo_sokoban_pipeline.envs.images import png_data_uri
+from geo_sokoban_pipeline.grpo.scoring import assistant_turns
 from geo_sokoban_pipeline.reporting import notebook as show
 from reporting.material import make_levels, make_trained, play, token_texts
 from reporting.run_numbers import make_metrics, make_summary
@@ -48,6 +51,30 @@ def test_displays_need_no_script():
     assert "<svg" in shown[0].data and "after GRPO, sampled" in shown[1].data
     assert shown[2].data.count("data:image/png") == 6
     assert "data:image/gif" in shown[3].data and "tok made" in shown[4].data
+
+
+def test_the_rewards_of_the_turns_add_up_to_that_of_the_episode():
+    """In an evaluation, too, whose turns have the environment's rewards alone: the solving move is worth its bonus."""
+
+    def shown(episode, *args):
+        text = show.show_boards(episode, *args).data.replace("\u2212", "-")
+        rewards = [float(value) for value in re.findall(r"reward ([+-]?\d+\.\d+)", text)]
+        return rewards, float(re.search(r"Reward ([+-]?\d+\.\d+)", text)[1])
+
+    episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
+    args = {"aggregate": "sum", "distance_weight": 0.1}
+    bonus = episode.reward_parts["final_bonus"]
+    assert bonus > 0 and all(turn.credit is None for turn in episode.turns)
+    cells = [episode.reward_parts["dist0"], *(turn.info["box_target_distance"] for turn in assistant_turns(episode))]
+    moves = [turn.reward for turn in assistant_turns(episode)]
+    wanted = [move + 0.1 * (before - after) for move, (before, after) in zip(moves, pairwise(cells), strict=True)]
+    wanted[-1] += bonus
+    episode = replace(episode, reward=sum(wanted))
+    rewards, whole = shown(episode, args)
+    assert rewards == pytest.approx(wanted, abs=0.006) and whole == pytest.approx(sum(wanted), abs=0.006)
+    assert all(turn.credit is None for turn in episode.turns), "the episode itself stays as it is"
+    # With other arguments they would not add up, so that only the reward of the episode is shown.
+    assert shown(episode, {**args, "distance_weight": 0.7}) == ([], pytest.approx(whole))
 
 
 def test_images_of_all_kinds_have_their_captions():

@@ -14,7 +14,7 @@ import pytest
 
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.formats import signed
-from geo_sokoban_pipeline.reporting.curves import tags_chart
+from geo_sokoban_pipeline.reporting.curves import run_facts, tags_chart
 from geo_sokoban_pipeline.reporting.episodes import describe_end
 from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
 from geo_sokoban_pipeline.reporting.training_episodes import (
@@ -428,3 +428,18 @@ def test_an_audit_of_fewer_iterations_is_shown_beside_the_sample():
     found = build_report(dataclasses.replace(inputs, whole_audit=audit_with([], len(inputs.metrics) - 1)))
     section = found.split('<section id="audit">')[1].split("</section>")[0]
     assert section.count("<table") == 2 and "the run has gone on since" in section
+
+
+def test_what_an_episode_costs():
+    def row(episodes, cpu, seen, sampled, seconds):
+        time = {"perf/rollout_time": seconds, "perf/update_time": seconds, "perf/tokens_per_second": seen / seconds}
+        return {"rollout/episodes": episodes, "perf/cpu_time": cpu, "rollout/response_len/mean": sampled, **time}
+
+    rows = [row(10.0, 2.0, 900.0, 20.0, 3.0), row(30.0, 4.0, 3100.0, 40.0, 5.0)]
+    costs = dict(run_facts(rows, []))
+    assert costs["an episode, rollout and update"] == "0.15 CPU-seconds"
+    assert costs["its tokens"] == "100.0, of them 35.0 sampled"
+    # Rows of an older version have wall time alone; without tokens there is no word about them.
+    older = [{k: v for k, v in one.items() if k not in ("perf/cpu_time", "perf/tokens_per_second")} for one in rows]
+    costs = dict(run_facts(older, []))
+    assert costs["an episode, rollout and update"] == "0.4 seconds" and "its tokens" not in costs

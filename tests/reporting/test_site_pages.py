@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from builders import CONTEXT
 from chromium import Page, open_page
 from geo_sokoban_pipeline.evaluation.metrics import mcnemar
+from geo_sokoban_pipeline.grpo.loss import policy_loss
 from geo_sokoban_pipeline.reporting.viewer.site import write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import open_run
 from geo_sokoban_pipeline.tasks import task_of
@@ -80,7 +82,7 @@ def site(
     named = []
     for run_id, own in held_out.items():
         run = open_run(store(root, own, "train_sokoban", run_id, "held_out_trajectories"))
-        settings = {"seed": len(named), "grpo.clip_high": 0.28}
+        settings = {"seed": len(named), "grpo.clip_low": 0.2, "grpo.clip_high": 0.28, "grpo.dual_clip": None}
         named.append(replace(run, settings=settings, token_texts=lambda ids: [WORDS[one] for one in ids]))
     other = open_run(store(root, hostile, "train_geo3k_multi_turn", "default"))
     folder = tmp_path_factory.mktemp("site")
@@ -278,12 +280,43 @@ def test_the_colour_of_each_channel(page: Page, episodes: list[Trajectory], chan
 def test_clipped_are_ratios_beyond_the_range_on_the_side_that_is_pushed_to(
     page: Page, episodes: list[Trajectory]
 ) -> None:
-    """The settings clip at 1.28 above; 0.8 below is the default."""
+    """The settings clip at 1.28 above and at 0.8 below."""
     episode = open_scored(page, episodes, channel="clipped")
     assert episode.advantage
     cut = {1: 2.0, -1: 0.5}[int(np.sign(episode.advantage))]
     wanted = [np.sign(episode.advantage) * (RATIOS[k % 3] == cut) for k in range(int(episode.loss_mask.sum()))]
     assert page.run(LEVELS) == pytest.approx(wanted)
+    # Every bound is the run's own; where one is not stored, nothing is called clipped.
+    page.run("openEpisode.settings = {'grpo.clip_low': 0.2, 'grpo.clip_high': 0.28}; m.redraw.sync()")
+    assert "clipped" in page.texts(".channels button:disabled") and set(page.run(LEVELS)) == {0}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "advantage", "clipped"),  # ratios below
+    [
+        ((0.2, 0.28, None), 1, [0, 0, 0, 1, 1]),
+        ((0.2, 0.28, None), -1, [-1, 0, 0, 0, 0]),
+        ((0.5, 1.5, None), 1, [0, 0, 0, 0, 1]),
+        ((0.5, 1.5, None), -1, [0, 0, 0, 0, 0]),
+        ((0.2, 0.28, 3.0), 1, [0, 0, 0, 1, 1]),
+        ((0.2, 0.28, 3.0), -1, [-1, 0, 0, 0, 1]),  # dual-clip PPO
+        ((0.2, 0.28, 3.0), 0, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_the_bounds_are_those_of_the_loss(page: Page, bounds: Any, advantage: int, clipped: list[int]) -> None:
+    settings = dict(zip(("grpo.clip_low", "grpo.clip_high", "grpo.dual_clip"), bounds, strict=True))
+    ratios = [0.7, 0.9, 1.2, 2.0, 4.0]
+    episode = json.dumps({"settings": settings, "scores": {"ratio": ratios}})
+    found = page.run(f"{ratios}.map((_, k) => isClipped({episode}, k, {{advantage: {advantage}}}))")
+    assert found == clipped
+    if advantage:  # the loss itself has no gradient there
+        log_probs = torch.tensor(np.log(ratios)[None], requires_grad=True)
+        ones = torch.ones(1, 5)
+        loss = policy_loss(
+            log_probs, ones * 0, advantage * ones, ones, clip_low=bounds[0], clip_high=bounds[1], dual_clip=bounds[2]
+        )
+        loss.loss.backward()
+        assert [int(one == 0) for one in log_probs.grad[0]] == [abs(one) for one in clipped]
 
 
 def test_scores_of_a_token(page: Page, episodes: list[Trajectory]) -> None:

@@ -342,6 +342,14 @@ class Task(Protocol):
 
     # Evaluation.
 
+    def evaluated_in(self, factory: str) -> Task:
+        """The task as episodes of an environment are evaluated: one of the user's own knows none of the task's rules.
+
+        Args:
+            factory: of the environment.
+        """
+        return self
+
     def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
         """Entries of the summary about the evaluation prompts."""
         return {}
@@ -380,8 +388,14 @@ def expert_label(expert: ExpertOptions, own: str) -> str:
     Args:
         own: factory of the task's own experts.
     """
-    name = expert.name if expert.factory == own else f"{expert.name} of {expert.factory}"
+    name = expert.name if expert.factory == own else _own_expert(expert)
     return f"teacher ({name}, noise {expert.noise:g})" if expert.noise else f"teacher ({name})"
+
+
+def _own_expert(expert: ExpertOptions) -> str:
+    """Name of an expert of another factory than the task's, whose default name says nothing about it."""
+    is_default = expert.name == type(expert).model_fields["name"].get_default()
+    return expert.factory if is_default else f"{expert.name} of {expert.factory}"
 
 
 def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -389,5 +403,5 @@ def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -
     build = load_object(options.factory, default_name="build_teacher")
     describe = getattr(sys.modules.get(getattr(build, "__module__", "")), "describe_expert", None)
     if describe is None or describe is describe_expert:
-        return f"SFT on the expert {options.name} of {options.factory}"
+        return f"SFT on the expert {_own_expert(options)}"
     return str(describe(options, rows))

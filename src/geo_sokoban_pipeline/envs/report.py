@@ -28,7 +28,19 @@ _AGENTS = {
     "teacher": ("expert", "legal"),
     "teacher_patient": ("expert, never gives up", "legal"),
 }
-_ABLATIONS = {"_blank": "blank images", "_shuffled": "shuffled images"}
+# Suffixes of rows of image ablations. Where observations carry images, shuffled prompts replace the first ones alone.
+BLANK, SHUFFLED, FIRST_SHUFFLED = "_blank", "_shuffled", "_shuffled_first"
+_ABLATIONS = {
+    BLANK: "blank images",
+    SHUFFLED: "shuffled images",
+    FIRST_SHUFFLED: "first image from another problem",
+}
+# The same in a sentence, and whether every image is replaced, so that the result says something about their use.
+_SHOWN = {
+    BLANK: ("blank images", True),
+    SHUFFLED: ("images of other problems", True),
+    FIRST_SHUFFLED: ("the first image from another problem", False),
+}
 
 
 @dataclass(frozen=True)
@@ -137,7 +149,7 @@ class TaskReport:
         Args:
             policies: names of the evaluated ones, the final one last.
         """
-        return compare_blind(summary, policies, {"_blank": "blank images"}, "it has")
+        return compare_blind(summary, policies, "it has")
 
     # Episodes.
 
@@ -203,22 +215,29 @@ class TaskReport:
         return f"{count(levels['count'])} prompts"
 
 
-def compare_blind(summary: Summary, policies: Sequence[str], ablations: Mapping[str, str], verb: str) -> list[str]:
+def compare_blind(summary: Summary, policies: Sequence[str], verb: str) -> list[str]:
     """Sentences about the image ablations of the final policy.
 
     Args:
-        ablations: the images in words, by the suffix of the row's name.
-        verb: before the rate, if the row is not clearly below the policy's own.
+        verb: before the rate, if it proves no use of the images.
     """
     found = []
-    for suffix, shown in ablations.items() if policies else ():
+    for suffix, (shown, replaces_all) in _SHOWN.items() if policies else ():
         row = find_row(summary, f"{policies[-1]}{suffix}", "sampled")
         seeing = find_row(summary, policies[-1], "sampled")
         if row and seeing:
-            rate, below = percent(row["solve_rate"]), row.get("high", 1.0) < seeing.get("low", 0.0)
+            rate = percent(row["solve_rate"])
             found.append(
                 f"With {shown} it drops to {rate}, so it does use the image."
-                if below
+                if replaces_all and _is_below(row, seeing)
                 else f"With {shown} {verb} {rate}."
             )
     return found
+
+
+def _is_below(row: Mapping[str, Any], seeing: Mapping[str, Any]) -> bool:
+    """Whether an ablation loses: by the paired test on the same prompts, else by the intervals of both rates."""
+    change = row.get("change")
+    if change is not None:
+        return bool(change["is_change"] and change["difference"] < 0)
+    return bool(row.get("high", 1.0) < seeing.get("low", 0.0))

@@ -33,7 +33,7 @@ def evaluate_baselines(prompts: Rows, training: Rows, options: TrainOptions, see
     Args:
         training: training prompts, from which baselines count frequent answers.
     """
-    task = task_of(options.task)
+    task = task_of(options.task).evaluated_in(options.env.factory)
     return [
         summary_row(task, evaluate_baseline(agent, prompts, options, seed), policy=name, mode="-")
         for name, agent in task.baselines(options, training).items()

@@ -130,7 +130,7 @@ def validate_policy(
     Returns:
         Trajectories, and metrics `eval/validation/{sampled,greedy}_<name>`: the task's numbers, with `solve_rate`.
     """
-    task = task_of(options.task)
+    task = task_of(options.task).evaluated_in(options.env.factory)
     trajectories: list[Trajectory] = []
     metrics: dict[str, float] = {}
     for mode in ("sampled", "greedy"):

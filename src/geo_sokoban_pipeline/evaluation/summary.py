@@ -13,16 +13,18 @@ import pyarrow as pa
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.envs.report import FIRST_SHUFFLED, SHUFFLED
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
-from geo_sokoban_pipeline.evaluation.metrics import read_finished
+from geo_sokoban_pipeline.evaluation.metrics import PairedTest, paired_test, read_finished
 from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts, summary_row
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows
-from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, identify_policy
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.parquet import name_parts
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
@@ -59,7 +61,7 @@ def evaluate_policies(
     chosen = list(prompts[: options.evaluation.prompts])
     summary_rows: list[dict[str, Any]] = []
     tables: dict[str, pa.Table] = {}
-    task = task_of(options.task)
+    task = task_of(options.task).evaluated_in(options.env.factory)
     ablated = image_ablations(chosen, options, seed) if ablations else []
     for number, (name, folder) in enumerate(policies.items()):
         plans = _plan_rows(name, chosen, options, ablated if number == len(policies) - 1 else [])
@@ -75,6 +77,7 @@ def evaluate_policies(
         "prompts_hash": hash_rows(chosen),
         **task.describe_prompts(chosen, options),
         "policies": list(policies),
+        "checkpoints": {name: identify_policy(folder) for name, folder in policies.items()},
         "rows": summary_rows,
     }
     return summary, tables
@@ -103,12 +106,16 @@ def image_ablations(prompts: Rows, options: TrainOptions, seed: int) -> list[Ima
         return []
     ablations = [ImageAblation("_blank", True, prompts)] if evaluation.blank_images else []
     if evaluation.shuffled_images:
-        ablations.append(ImageAblation("_shuffled", False, shuffle_images(prompts, seed)))
+        shuffled = shuffle_images(prompts, seed)
+        if any(one is not other for one, other in zip(shuffled, prompts, strict=True)):
+            ablations.append(ImageAblation(SHUFFLED, False, shuffled))
+        else:
+            logger.info("no evaluation with shuffled images: all prompts have the same")
     return ablations
 
 
 def shuffle_images(prompts: Rows, seed: int) -> list[dict[str, Any]]:
-    """Prompts with the images of another prompt that has equally many; a prompt without a partner keeps its own.
+    """Prompts with the images of another prompt that has equally many, but other ones; without one it keeps its own.
 
     Number and kind of the images stay, so only a policy that uses their content loses accuracy.
     """
@@ -118,9 +125,23 @@ def shuffle_images(prompts: Rows, seed: int) -> list[dict[str, Any]]:
     shown = list(prompts)
     for order in groups.values():
         python_generator(seed, "shuffled images", len(order)).shuffle(order)
-        for index, other in zip(order, order[1:] + order[:1], strict=True):
-            shown[index] = {**prompts[index], "images": prompts[other].get("images")}
+        images = [tuple(prompts[index].get("images") or []) for index in order]
+        if len(set(images)) < 2:
+            continue
+        for place, index in enumerate(order):
+            # The next prompt, unless it is a copy: a prompt must not get its own images back.
+            other = place
+            while images[other] == images[place]:
+                other = (other + 1) % len(order)
+            shown[index] = {**prompts[index], "images": prompts[order[other]]["images"]}
     return shown
+
+
+def observes_images(episode: Trajectory) -> bool:
+    """Whether an episode has images beyond those of its prompt: then shuffled prompts replace only the first ones."""
+    roles = [turn.role for turn in episode.turns]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    return any(turn.image_indices for turn in episode.turns[first:])
 
 
 @dataclass(frozen=True)
@@ -161,8 +182,10 @@ def _evaluate_policy(
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
     """Summary rows of one policy, and its trajectories without ablations."""
     policy = load_as(options.sent_policy if options.places_servers else options.policy, folder.path)
-    task = task_of(options.task)
+    task = task_of(options.task).evaluated_in(options.env.factory)
     rows, trajectories = [], []
+    seeing: dict[str, dict[str, list[bool]]] = {}
+    observed = False
     with closing(build_engine(policy, options.rollout, launcher)) as engine:
         for plan in plans:
             engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
@@ -179,7 +202,25 @@ def _evaluate_policy(
                 blank=plan.blank,
             )
             records = [task.record(read_finished(episode, prompts[episode.group_index])) for episode in episodes]
-            rows.append(summary_row(task, records, policy=plan.name, mode=plan.mode))
-            if not plan.ablated:
+            row = summary_row(task, records, policy=plan.name, mode=plan.mode)
+            observed = observed or any(map(observes_images, episodes))
+            solved: dict[str, list[bool]] = defaultdict(list)
+            for episode, record in zip(episodes, records, strict=True):
+                solved[task.key_of(prompts[episode.group_index])].append(record.success)
+            if plan.ablated:
+                row["change"] = _describe_change(paired_test(seeing[plan.mode], solved))
+            else:
+                seeing[plan.mode] = solved
                 trajectories += episodes
+            rows.append(row)
+    if observed:
+        for row in rows:
+            if row["policy"] == plans[0].name + SHUFFLED:
+                row["policy"] = plans[0].name + FIRST_SHUFFLED
     return rows, name_parts(number, trajectories, policy.table_context)
+
+
+def _describe_change(test: PairedTest | None) -> dict[str, Any] | None:
+    """What an image ablation changes on the same prompts, as an entry of its row."""
+    names = ("difference", "low", "high", "is_change")
+    return None if test is None else {name: getattr(test, name) for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
 from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
+from geo_sokoban_pipeline.formats import find_stale
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.runs.folders import RunFolders, sealed_checkpoints
@@ -56,6 +58,7 @@ class TerminalHooks:
         self._data_root = Path()
         self._env: str | None = None
         self._runs: list[_Run] = []
+        self._began = 0.0
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -67,7 +70,7 @@ class TerminalHooks:
     def before_pipeline_run(self, pipeline: Pipeline) -> None:
         """Log where each run continues; `RunHooks` is called before and refuses runs that cannot."""
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
-        run_id = self._parameters.run_id
+        self._began, run_id = time.time(), self._parameters.run_id
         nodes = {node.name for node in pipeline.nodes}
         self._runs = []
         for name in run_names(pipeline, pipelines):
@@ -83,9 +86,11 @@ class TerminalHooks:
     def after_pipeline_run(self) -> None:
         """Log the result of each run, where its report is, and which commands come next."""
         for run in self._runs:
-            lines = [] if run.name.startswith(_CHECK) else [f"held-out: {text}" for text in _results(run.folders)]
+            lines = [] if run.name.startswith(_CHECK) else _results(run.folders, run.stored())
             report = run.folders.reports / "report.html"
-            lines += [f"report: {report}"] if report.is_file() else []
+            if report.is_file():
+                is_new = report.stat().st_mtime >= self._began
+                lines.append(f"report{'' if is_new else ' of an earlier command'}: {report}")
             if run.name.startswith(_TRAIN) and report.is_file():
                 lines += self._ways_on(run)
             for line in lines:
@@ -150,15 +155,19 @@ def _announce(run: _Run, options: TrainOptions) -> None:
         log.info("%s: continues after the warm start", run.title)
 
 
-def _results(folders: RunFolders) -> list[str]:
-    """The headline of the evaluation that a command has stored; `[]` where there is none."""
+def _results(folders: RunFolders, stored: int) -> list[str]:
+    """The headline of a run's evaluation; `[]` where there is none.
+
+    Args:
+        stored: iterations that its checkpoints hold.
+    """
     path = folders.reports / "eval_summary.json"
     try:
         summary = read_json(path) if path.is_file() else {}
     except CorruptFolderError:
         return []
-    text = write_result(summary)
-    return [text] if text else []
+    text, stale = write_result(summary), find_stale(summary, stored)
+    return [f"held-out{f', of {stale}' if stale else ''}: {text}"] if text else []
 
 
 def write_result(summary: Mapping[str, Any]) -> str:

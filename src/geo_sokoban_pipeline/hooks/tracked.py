@@ -233,10 +233,15 @@ def points_of(row: Mapping[str, Any]) -> list[tuple[str, float, int]]:
 def evaluation_points(summary: Mapping[str, Any], step: int) -> list[tuple[str, float, int]]:
     """The evaluation of the policies at the end of a run as points of `eval/final/…`.
 
-    The policy before GRPO is the point at step 0, the final one that at `step`, so that a chart is a line from one to
-    the other; of a single policy there is one point.
+    The policy before GRPO is the point at step 0, the final one that at its version, so that a chart is a line from one
+    to the other; of a single policy there is one point.
+
+    Args:
+        step: of the final policy where the summary has no version of it.
     """
     names = [str(name) for name in summary.get("policies") or []]
+    version = (summary.get("checkpoints") or {}).get(names[-1], {}).get("policy_version") if names else None
+    step = step if version is None else int(version)
     steps = {names[-1]: step, **({names[0]: 0} if len(names) > 1 else {})} if names else {}
     return [
         (f"eval/final/{row['mode']}_solve_rate", float(row["solve_rate"]), steps[row["policy"]])
@@ -246,9 +251,13 @@ def evaluation_points(summary: Mapping[str, Any], step: int) -> list[tuple[str, 
 
 
 def evaluation_tags(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Baselines, image ablations and intervals as tags: they need no chart each."""
+    """What was evaluated, baselines, image ablations and intervals as tags: they need no chart each."""
     names = [str(name) for name in summary.get("policies") or []]
-    tags = {}
+    tags = {f"eval.final.{name}": str(summary[name]) for name in ("data_id", "prompts_hash") if summary.get(name)}
+    for policy, found in (summary.get("checkpoints") or {}).items():
+        place = _NO_NAME.sub("_", f"eval.final.{policy}.policy")
+        known = {name: value for name, value in found.items() if value is not None}
+        tags |= {place if name == "hash" else f"{place}.{name}": str(value) for name, value in known.items()}
     for row in summary.get("rows") or []:
         if row.get("solve_rate") is None:
             continue

@@ -28,7 +28,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
 from geo_sokoban_pipeline.envs.data_identity import used_options
-from geo_sokoban_pipeline.formats import leaves
+from geo_sokoban_pipeline.formats import find_stale, leaves
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.terminal import write_result
@@ -49,7 +49,7 @@ from geo_sokoban_pipeline.hooks.tracked import (
 )
 from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_installed, is_wanted
 from geo_sokoban_pipeline.masking import without_login
-from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders
+from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker, typed_command
 from geo_sokoban_pipeline.runs.storage import MANIFEST, read_json, write_json
@@ -474,19 +474,21 @@ class TrackingHooks:
     def _log_evaluation(self, run: str, summary: Mapping[str, Any]) -> None:
         loop = getattr(getattr(self._parameters, run, None), "loop", None)
         points = evaluation_points(summary, loop.iterations if loop is not None else 0)
-        headline = write_result(summary)
-        tags = {**evaluation_tags(summary), **({"mlflow.note.content": headline} if headline else {})}
         self._send(run, "log the evaluation", methodcaller("log_points", points))
-        self._send(run, "log the evaluation", methodcaller("set_tags", tags))
+        self._send(run, "log the evaluation", methodcaller("set_tags", evaluation_tags(summary)))
 
     def _log_tables(self, run: str, folders: RunFolders) -> None:
-        """Send the rows of the evaluation, and its episodes."""
+        """Send the headline and the rows of the evaluation, and its episodes."""
         file = folders.reports / "eval_summary.json"
         if not file.is_file():
             return
         from geo_sokoban_pipeline.trajectories.index import read_index
 
         summary = read_json(file)
+        if headline := write_result(summary):
+            stale = find_stale(summary, max(sealed_checkpoints(folders.models), default=-1) + 1)
+            note = f"{headline}{f', of {stale}' if stale else ''}"
+            self._send(run, "log the evaluation", methodcaller("set_tags", {"mlflow.note.content": note}))
         kind = "held_out_trajectories" if run.startswith("train_") else "eval_trajectories"
         index = read_index(folders.outputs, task_or_plain, [kind])
         episodes = episode_table(index, [str(name) for name in summary.get("policies") or []])

@@ -16,8 +16,10 @@ from geo_sokoban_pipeline.envs.base import Words
 from geo_sokoban_pipeline.formats import (
     DASH,
     count,
+    describe_policy,
     duration,
     find_row,
+    find_stale,
     joined,
     p_value,
     plural,
@@ -73,6 +75,11 @@ class ComparedRun:
     held_out: Mapping[str, Callable[..., pa.Table]]
 
     @property
+    def stale(self) -> str | None:
+        """Which checkpoint the evaluation is of, where the newest one is another."""
+        return find_stale(self.summary, max((row.get("iteration", -1) for row in self.metrics), default=-1) + 1)
+
+    @property
     def policies(self) -> list[str]:
         """Names of the evaluated policies, in the order of the parts of `held_out`."""
         return [str(name) for name in self.summary.get("policies") or []]
@@ -91,7 +98,7 @@ def build_comparison(runs: Sequence[ComparedRun]) -> str:
     context = {
         "runs": list(zip(names, COLOURS * len(runs), runs, strict=False)),
         "words": words,
-        "headline": write_verdict(runs, names, tests, words),
+        "headline": " ".join([write_verdict(runs, names, tests, words), *_say_stale(runs, names)]),
         "about": _about(runs, names),
         "charts": _charts(runs, names, words.rate, words.units),
         "small": _small_charts(runs, names),
@@ -147,6 +154,11 @@ def write_verdict(
     )
 
 
+def _say_stale(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[str]:
+    """A sentence for each run whose evaluation is not of its newest checkpoint."""
+    return [f"The evaluation of {name} is of {run.stale}." for run, name in zip(runs, names, strict=True) if run.stale]
+
+
 def _judge(test: PairedTest | None) -> str:
     if test is None:
         return "not comparable"
@@ -167,6 +179,8 @@ def _settings(run: ComparedRun) -> dict[str, Any]:
     for name, key in kept:
         if run.summary.get(key) is not None:
             shown[name] = run.summary[key]
+    if run.policies:
+        shown["evaluated policy"] = describe_policy(run.summary, run.policies[-1])
     if run.time is not None and run.time.last.get("commit"):
         shown["commit"] = run.time.last["commit"]
     return shown

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Words
-from geo_sokoban_pipeline.formats import count, duration, is_number, number, percent, plural
+from geo_sokoban_pipeline.formats import count, duration, is_number, number, percent, plural, significant
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart, smooth
 
 Rows = Sequence[dict[str, Any]]
@@ -187,12 +187,33 @@ def run_facts(rows: Rows, history: Rows, seconds: float | None = None) -> list[t
             ("training episodes", _total(rows, "rollout/episodes", count)),
             ("optimizer steps", _total(rows, "train/steps", count)),
         ]
+        facts += _episode_costs(rows)
         best = max(validation_series(rows, "sampled", "", "").points, key=lambda point: point[1], default=None)
         trained = best and plural(best[0], "iteration")
         facts.append(("best validation, sampled", best and f"{percent(best[1])} after {trained}"))
     if seconds is not None:
         facts.append(("total time", duration(seconds)))
     return [(name, value) for name, value in facts if value]
+
+
+def _episode_costs(rows: Rows) -> list[tuple[str, str]]:
+    """What a training episode costs on average: time of rollout and update, and tokens."""
+
+    def mean(cost: Callable[[Mapping[str, Any]], float]) -> float | None:
+        try:
+            return sum(cost(row) for row in rows) / sum(row["rollout/episodes"] for row in rows)
+        except (KeyError, TypeError, ZeroDivisionError):  # a row lacks a number, as those of older versions may
+            return None
+
+    cpu = mean(lambda row: row["perf/cpu_time"])
+    wall = mean(lambda row: row["perf/rollout_time"] + row["perf/update_time"])
+    sampled = mean(lambda row: row["rollout/response_len/mean"] * row["rollout/episodes"])
+    seen = mean(lambda row: row["perf/tokens_per_second"] * row["perf/rollout_time"])
+    time, unit = (wall, "seconds") if cpu is None else (cpu, "CPU-seconds")
+    costs = [] if time is None else [("an episode, rollout and update", f"{significant(time, 2)} {unit}")]
+    if sampled is not None and seen is not None:
+        costs.append(("its tokens", f"{number(seen, 1)}, of them {number(sampled, 1)} sampled"))
+    return costs
 
 
 def _total(rows: Rows, metric: str, write: Callable[[float | None], str]) -> str | None:

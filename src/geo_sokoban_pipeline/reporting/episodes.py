@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.formats import number, plural, signed
+from geo_sokoban_pipeline.grpo.scoring import turn_credit
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import SOLVED
@@ -80,6 +81,25 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
 def turn_reward(turn: Turn) -> float | None:
     """Credit of a turn if credit is per turn, else the environment's reward for it; None if there is neither."""
     return turn.reward if turn.credit is None else turn.credit
+
+
+def credit_turns(episode: Trajectory, task: Task, reward_args: Mapping[str, Any]) -> Trajectory | None:
+    """An episode of an evaluation with the shares of its reward that credit per turn gives to its responses.
+
+    Args:
+        reward_args: `reward.args` of the run.
+
+    Returns:
+        A copy; None where the turns do not add up to the reward, so that credit per turn would change it.
+    """
+    if episode.reward is None:
+        return None
+    try:
+        shares = iter(turn_credit(episode, task, reward_args).tolist())
+    except ValueError:
+        return None
+    turns = [replace(turn, credit=next(shares)) if turn.role == "assistant" else turn for turn in episode.turns]
+    return replace(episode, turns=turns)
 
 
 def lost_turn(trajectory: Trajectory) -> int | None:

@@ -10,6 +10,7 @@ import base64
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,13 @@ from geo_sokoban_pipeline.reporting.charts import Chart
 from geo_sokoban_pipeline.reporting.episodes import (
     Frame,
     TokenTexts,
+    credit_turns,
     describe_end,
     episode_frames,
     episode_gif,
     token_turns,
 )
-from geo_sokoban_pipeline.reporting.report import make_environment, read_asset
+from geo_sokoban_pipeline.reporting.report import describe_evaluated, make_environment, read_asset
 from geo_sokoban_pipeline.reporting.report_tables import difficulty_chart, evaluation_columns, evaluation_rows
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
@@ -118,16 +120,31 @@ def show_curves(metrics: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def show_evaluation(summary: Mapping[str, Any]) -> Any:
-    """Rates of policies and baselines with Wilson intervals, and a chart by difficulty if that is a number."""
+    """Rates of policies and baselines with Wilson intervals, what they are of, and a chart by difficulty if that is a
+    number.
+    """
     parts: Any = make_environment().get_template("parts.html.j2").module
     solved = task_or_plain(summary.get("task")).words.solved
     table = parts.evaluation(*evaluation_rows(summary), evaluation_columns(summary), solved)
-    return _html(table, _plots([difficulty_chart(summary)]))
+    named = "; ".join(f"{name}: {value}" for name, value in describe_evaluated(summary))
+    return _html(table, Markup('<p class="quiet">{}</p>').format(named), _plots([difficulty_chart(summary)]))
 
 
-def show_boards(episode: Trajectory) -> Any:
-    """Every image of an episode with the response to it, and the end."""
-    figures = [_figure(frame, describe_end(episode)) for frame in episode_frames(episode)]
+def show_boards(episode: Trajectory, reward_args: Mapping[str, Any] | None = None) -> Any:
+    """Every image of an episode with the response to it and its part of the reward, and the end with the reward.
+
+    Args:
+        reward_args: `reward.args` of the run, with which the environment's rewards of an evaluation's turns and what
+            the end was worth become parts of the reward; None: those of the reward's own defaults. Where the parts do
+            not add up to the reward, only the reward is shown.
+    """
+    if all(turn.credit is None for turn in episode.turns) and any(turn.reward is not None for turn in episode.turns):
+        task, plain = task_or_plain(episode.task), [replace(turn, reward=None) for turn in episode.turns]
+        episode = credit_turns(episode, task, reward_args or {}) or replace(episode, turns=plain)
+    end = (
+        describe_end(episode) if episode.reward is None else f"{describe_end(episode)} Reward {signed(episode.reward)}"
+    )
+    figures = [_figure(frame, end) for frame in episode_frames(episode)]
     return _html(Markup('<div class="strip">{}</div>').format(Markup("").join(figures)))
 
 

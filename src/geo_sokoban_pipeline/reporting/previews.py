@@ -47,7 +47,7 @@ def preview_prompts(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def preview_result(summary: Mapping[str, Any]) -> str:
     """The result of a run as in its report: the headline, and a table of policies and baselines."""
-    from geo_sokoban_pipeline.reporting.report import write_headline
+    from geo_sokoban_pipeline.reporting.report import describe_evaluated, write_headline
     from geo_sokoban_pipeline.reporting.report_tables import evaluation_rows
 
     headline = write_headline(summary)
@@ -57,7 +57,9 @@ def preview_result(summary: Mapping[str, Any]) -> str:
     heads = ("policy", words.solved, "95 % interval", "episodes", "mean reward")
     lines = [heads, *((row.label, row.rate, row.interval, row.episodes, row.mean_return) for row in rows)]
     table = _join(Markup("<tr>{}</tr>").format(_join(cell.format(_plain(text)) for text in line)) for line in lines)
-    return str(Markup("<div><b>{}</b></div><table>{}</table>").format(_plain(headline.main), table))
+    named = "; ".join(f"{name}: {value}" for name, value in describe_evaluated(summary))
+    made = Markup("<div><b>{}</b></div><div>{}</div><table>{}</table>")
+    return str(made.format(_plain(headline.main), _plain(named), table))
 
 
 def _episode(episode: Trajectory) -> Markup:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
@@ -28,9 +28,11 @@ from geo_sokoban_pipeline.formats import (
     START,
     Row,
     count,
+    describe_policy,
     duration,
     find_baseline,
     find_row,
+    find_stale,
     p_value,
     percent,
     percent_range,
@@ -38,11 +40,11 @@ from geo_sokoban_pipeline.formats import (
     points,
     write_rate,
 )
-from geo_sokoban_pipeline.grpo.scoring import assistant_turns, turn_credit
 from geo_sokoban_pipeline.reporting import curves, report_tables
 from geo_sokoban_pipeline.reporting.episodes import (
     PlayerData,
     TokenTexts,
+    credit_turns,
     describe_end,
     is_solved,
     shorten,
@@ -89,11 +91,12 @@ class Headline:
     tiles: list[Tile]
 
 
-def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None) -> Headline:
+def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None, stored: int = 0) -> Headline:
     """Headline of an evaluation summary, in which policies, baselines or everything may be missing.
 
     Args:
         change: paired test of the last policy against the first one; None: only their intervals are known.
+        stored: iterations of the run; 0: not known. An evaluation of an earlier checkpoint is called one.
     """
     task = task_or_plain(summary.get("task"))
     names = [str(name) for name in summary.get("policies") or []]
@@ -102,6 +105,8 @@ def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None)
         return Headline("No evaluation is stored for this run.", [], [])
     first = find_row(summary, names[0], "sampled") if len(names) > 1 else None
     main = _say_what_happened(task, names, first, last, task.report.evaluated_on(summary), change)
+    if stale := find_stale(summary, stored):
+        main += f" The evaluation is of {stale}."
     further = [*_compare(first, last, change, task), *_greedy(summary, names), *task.report.compare(summary, names)]
     if summary.get("better"):
         further.append(str(summary["better"]))
@@ -231,6 +236,11 @@ class ReportInputs:
     progress: tuple[int, int | None] | None = None
 
     @property
+    def stored(self) -> int:
+        """Iterations of the run; 0: not known."""
+        return max((row.get("iteration", -1) for row in self.metrics), default=-1) + 1
+
+    @property
     def options(self) -> Mapping[str, Any]:
         """Options of the run's training section; empty if they are not known."""
         found: Mapping[str, Any] = self.parameters.get(f"train_{self.task}") or {}
@@ -261,9 +271,11 @@ def build_report(inputs: ReportInputs) -> str:
     context = {
         "inputs": inputs,
         "title": _title(inputs),
-        "made": provenance_line(time, inputs.summary.get("data_id")),
+        "made": [*provenance_line(time), *describe_evaluated(summary)],
         "time": time,
-        "headline": write_headline(summary, change) if inputs.progress is None else write_progress(*inputs.progress),
+        "headline": write_headline(summary, change, inputs.stored)
+        if inputs.progress is None
+        else write_progress(*inputs.progress),
         "chosen": task.report.chosen,
         "words": task.words,
         "charts": _charts(inputs, summary, episodes, task),
@@ -350,11 +362,18 @@ def compare_policies(first: Parts, number: int, second: Parts, other: int) -> Pa
     return paired_test(read_successes(first, number), read_successes(second, other))
 
 
-def provenance_line(time: RunTime | None, data_id: str | None) -> list[tuple[str, str]]:
-    """Data, date, time, commit, machine and command of a run as (name, value); unknown ones are left out."""
-    data = [("data", data_id)] if data_id else []
+def describe_evaluated(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was evaluated as (name, value): data, held-out prompts, policies; what is not known is left out."""
+    task, prompts = task_or_plain(summary.get("task")), summary.get("prompts_hash")
+    policies = [(task.report.label(name), describe_policy(summary, name)) for name in summary.get("checkpoints") or ()]
+    data = [("data", summary.get("data_id")), (f"held-out {task.words.units}", prompts and f"content {prompts[:12]}")]
+    return [(name, value) for name, value in (*data, *policies) if value]
+
+
+def provenance_line(time: RunTime | None) -> list[tuple[str, str]]:
+    """Date, time, commit, machine and command of a run as (name, value); unknown ones are left out."""
     if time is None:
-        return data
+        return []
     last = time.last
     cores = plural(last["cores"], "core") if last.get("cores") else ""
     machine = ", ".join(str(part) for part in (last.get("processor") or last.get("machine"), cores) if part)
@@ -369,7 +388,7 @@ def provenance_line(time: RunTime | None, data_id: str | None) -> list[tuple[str
             ("command", last.get("command")),
         )
         if value
-    ] + data
+    ]
 
 
 def _title(inputs: ReportInputs) -> str:
@@ -393,22 +412,18 @@ def _name_start(inputs: ReportInputs) -> dict[str, Any]:
     return {
         **inputs.summary,
         "policies": [rename(name) for name in inputs.summary.get("policies") or []],
+        "checkpoints": {rename(name): one for name, one in (inputs.summary.get("checkpoints") or {}).items()},
         "rows": [{**row, "policy": rename(row.get("policy"))} for row in inputs.summary.get("rows") or []],
     }
 
 
 def _credit_pair(pair: PromptPair, inputs: ReportInputs, task: Task) -> PromptPair:
     """Episodes of an evaluation with the rewards that their turns would have had in training."""
-    if inputs.option("grpo", "credit") == "turn":
-        for episode in (pair.after, pair.before):
-            if episode is not None and episode.reward is not None:
-                try:
-                    shares = turn_credit(episode, task, inputs.option("reward", "args") or {})
-                except ValueError:  # a reward that is no sum over turns; training would have refused it
-                    continue
-                for turn, share in zip(assistant_turns(episode), shares, strict=True):
-                    turn.credit = float(share)
-    return pair
+    if inputs.option("grpo", "credit") != "turn":
+        return pair
+    args = inputs.option("reward", "args") or {}
+    after, before = (one and credit_turns(one, task, args) for one in (pair.after, pair.before))
+    return replace(pair, after=after or pair.after, before=before or pair.before)
 
 
 def _join(metrics: list[dict[str, Any]], episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.runs.fingerprint import hash_files
 from geo_sokoban_pipeline.runs.storage import MANIFEST, Filled, read_json, read_manifest, verify_files, write_folder
 
 FolderWriter = Callable[[Path], dict[str, Any] | Filled]
@@ -132,6 +133,28 @@ def write_policy(path: Path, source: PolicyFolder | FolderWriter) -> PolicyFolde
     return PolicyFolder(path, write_folder(path, copy))
 
 
+def identify_policy(policy: PolicyFolder) -> dict[str, Any]:
+    """Which policy a result was made with.
+
+    Returns:
+        `iteration` of its checkpoint (−1: the policy that GRPO started from; None: it is no checkpoint),
+        `policy_version` (None: not known), and `hash` of the files that it is loaded from: a checkpoint and the final
+        policy that was made of it have the same.
+    """
+    files = {name: entry for name, entry in policy.manifest["files"].items() if _is_loaded(Path(name))}
+    return {
+        "iteration": policy.manifest.get("iteration"),
+        "policy_version": policy.manifest.get("policy_version"),
+        "hash": hash_files(files),
+    }
+
+
+def _is_loaded(path: Path) -> bool:
+    """Whether a policy is loaded from a file of its folder; else it is its manifest, or of its trainer."""
+    apart = path.name == MANIFEST or any(path.match(pattern) for pattern in _TRAINER_FILES)
+    return path.suffix in _POLICY_SUFFIXES and not apart
+
+
 def link_policy(source: Path, entries: Mapping[str, Any]) -> FolderWriter:
     """Writer of a folder that shares a policy's files, under a manifest of its own.
 
@@ -143,8 +166,7 @@ def link_policy(source: Path, entries: Mapping[str, Any]) -> FolderWriter:
 
     def write(folder: Path) -> dict[str, Any]:
         for path in sorted(source.rglob("*")):
-            apart = path.name == MANIFEST or any(path.match(pattern) for pattern in _TRAINER_FILES)
-            if path.suffix in _POLICY_SUFFIXES and not apart and path.is_file():
+            if _is_loaded(path) and path.is_file():
                 link_or_copy(path.resolve(), folder / path.relative_to(source))
         return dict(entries)
 

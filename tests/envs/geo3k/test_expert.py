@@ -120,7 +120,7 @@ def test_options_make_the_expert_of_a_row():
 @pytest.mark.parametrize(
     ("options", "rows", "sentence"),
     [
-        ({}, [ROW, ROW], "an expert that takes one of each row's candidates at random (`plausible`)"),
+        ({}, [ROW, ROW], "an expert that takes one of each row's candidates at random"),
         ({}, [ROW, BARE], "the answers of 1 of 2 rows, because these have no candidates"),
         ({}, [BARE, {"answer": "4"}], "the answers of 2 of 2 rows, because these have no candidates"),
         ({"name": "solver"}, [ROW, ROW], "the answers of all 2 rows (expert `solver`)"),
@@ -135,7 +135,9 @@ def test_what_is_imitated_is_said(options, rows, sentence):
 def test_an_expert_of_ones_own_is_named(tmp_path):
     (tmp_path / "expert.py").write_text("def build_teacher(name, patience, noise):\n    return None\n")
     options = GeometryExpertOptions(factory=str(tmp_path / "expert.py"))
-    assert describe_expert(options, [ROW]) == f"SFT on the expert plausible of {tmp_path / 'expert.py'}"
+    assert describe_expert(options, [ROW]) == f"SFT on the expert {tmp_path / 'expert.py'}"
+    named = options.model_copy(update={"name": "solver"})
+    assert describe_expert(named, [ROW]) == f"SFT on the expert solver of {tmp_path / 'expert.py'}"
     sokoban = ExpertOptions(noise=0.1)
     assert describe_expert(sokoban, [{}]) == (
         "SFT on the expert `direct` on 1 levels, 10% of its moves replaced by random ones"

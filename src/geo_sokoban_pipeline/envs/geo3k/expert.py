@@ -123,7 +123,7 @@ def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -
         return f"SFT on the answers of all {len(rows)} rows (expert `solver`)"
     share = "" if name == "plausible" else f" in {options.noise:.0%} of its answers"
     if unsure == len(rows):
-        return f"SFT on an expert that takes one of each row's candidates at random{share} (`{name}`)"
+        return f"SFT on an expert that takes one of each row's candidates at random{share}"
     return (
         f"SFT on the answers of {len(rows) - unsure} of {len(rows)} rows, because these have no candidates; with "
         "enough steps that alone solves them and leaves GRPO nothing to learn. Give rows a column `candidates`, or "

@@ -31,8 +31,8 @@ class GeometryReport(TaskReport):
     )
     no_action = "no answer"
     chosen = (
-        "For each family: the first problem that is answered correctly, and the first one that is not while there is "
-        "room."
+        "For each kind of problem: the first one that is answered correctly, and the first one that is not while there "
+        "is room."
     )
     study_policies = (*TaskReport.study_policies, "final_shuffled")
     study_baselines = ("most_frequent", "teacher", "label")
@@ -72,8 +72,7 @@ class GeometryReport(TaskReport):
             parts.append(f"the expert of the warm start for {write_rate(expert)}")
         text = ", ".join(parts)
         baselines = [f"{text[:1].upper()}{text[1:]}."] if parts else []
-        shown = {"_blank": "blank images", "_shuffled": "images of other problems"}
-        return [*_first_attempts(summary, policies), *baselines, *compare_blind(summary, policies, shown, "it has")]
+        return [*_first_attempts(summary, policies), *baselines, *compare_blind(summary, policies, "it has")]
 
     def read_action(self, turn: Turn) -> str | None:
         """The parsed action, else the answer in the box."""
@@ -82,8 +81,9 @@ class GeometryReport(TaskReport):
         return turn.action or extract_answer(turn.text)
 
     def data_table(self, splits: Mapping[str, Mapping[str, Any]]) -> DataTable:
-        """Problems, images, answers, and problems by family."""
+        """Problems, images, answers, and problems by family where one is known."""
         families = list(dict.fromkeys(name for split in splits.values() for name in split.get("by_family") or {}))
+        families = [] if families == ["unknown"] else families
         lines = []
         for name, split in splits.items():
             cells = [count(split.get(key)) for key in ("problems", "distinct_problems", "images", "distinct_answers")]
@@ -91,7 +91,7 @@ class GeometryReport(TaskReport):
             share = f"{most['answer']} ({percent(most['share'])})" if most else DASH
             by_family = split.get("by_family") or {}
             lines.append((name, [*cells, share, *(count(by_family.get(family, 0)) for family in families)]))
-        columns = ["problems", "distinct", "images", "answers", "most frequent answer"]
+        columns = ["problems", "distinct", "images", "answers", "most frequent label"]
         shown = [family.replace("_", " ") for family in families]
         return DataTable([*columns, *shown], lines, [], "problems by family", len(columns))
 
@@ -100,7 +100,7 @@ class GeometryReport(TaskReport):
         generated = data["source"] == "generate"
         return {
             "count": summary["prompts"],
-            "families": summary["families"],
+            "families": summary.get("families", 0),
             "answers": summary["answers"],
             "turn_limit": summary["turn_limit"],
             "difficulty": data["problems"]["difficulty"] if generated else None,
@@ -110,11 +110,11 @@ class GeometryReport(TaskReport):
         """Correct first attempts, shares of episodes with calls and with plausible answers, and counts by kind."""
         return {
             "first_attempts": (row["first_attempt"] or {}).get("solved"),
-            "called_share": row["tools"]["called_share"],
-            "plausible_share": row["plausible_share"],
+            "called_share": (row.get("tools") or {}).get("called_share"),
+            "plausible_share": row.get("plausible_share"),
             "breakdowns": {
                 column: [[cell["label"], cell["solved"], cell["episodes"]] for cell in cells]
-                for column, cells in row["breakdowns"].items()
+                for column, cells in (row.get("breakdowns") or {}).items()
             },
         }
 

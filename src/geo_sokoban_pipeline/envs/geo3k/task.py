@@ -82,6 +82,13 @@ def _by(column: str) -> Callable[[Row], Mapping[Any, Row]]:
     return lambda row: {cell["label"]: cell for cell in (row.get("breakdowns") or {}).get(column) or []}
 
 
+def _note_invalid(summary: Row) -> str:
+    """Note on invalid responses; an environment of one's own says itself which those are."""
+    if any("tools" in row for row in summary.get("rows") or []):
+        return "share of the responses with neither an answer nor a call that could be scored"
+    return "share of the responses that the environment calls invalid"
+
+
 def _note_first_attempt(summary: Row) -> str:
     """Note on first attempts; an environment of one's own may have turns without a tool."""
     if has_tool(summary):
@@ -125,7 +132,7 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
             "invalid responses",
             lambda row: row.get("invalid_share"),
             table="responses",
-            note="share of the responses with neither an answer nor a call that could be scored",
+            note=_note_invalid,
         ),
         Column(
             "tool calls", _part("tools", "calls"), "number", table="responses", several=True, note="mean per episode"
@@ -229,6 +236,10 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
 
         return tag_answer(episode)
 
+    def evaluated_in(self, factory: str) -> Task:
+        """In an environment of one's own, answers are evaluated without figures, candidates and tool."""
+        return self if factory.startswith(f"{__package__}.") else OwnAnswers(self.name)
+
     def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
         """The evaluation prompts: `families` and distinct `answers` among the problems, and `turn_limit`."""
         return {
@@ -255,9 +266,9 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         return {
             **super().validation_numbers(row),
             "first_attempt_rate": (row["first_attempt"] or {}).get("solve_rate"),
-            "answered_share": row["answered_share"],
-            "plausible_share": row["plausible_share"],
-            "called_share": row["tools"]["called_share"],
+            "answered_share": row.get("answered_share"),
+            "plausible_share": row.get("plausible_share"),
+            "called_share": (row.get("tools") or {}).get("called_share"),
             "response_tokens": responses.get("tokens_mean"),
             "truncated_share": responses.get("truncated_share"),
         }
@@ -275,6 +286,25 @@ class AnswerTask(GeometryTask):
     }
     studies = {"geo3k": "The recipe of `make run-geo3k`."}
     further_studies = ("geo3k_multi_turn",)
+
+
+class OwnAnswers(AnswerTask):
+    """Evaluation in an environment of one's own: what the prompts mean, only that environment knows."""
+
+    def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, ExpertOptions]:
+        """The label and the expert; the one of geometry takes one of a row's candidates."""
+        agents = super().baselines(options, training)
+        return {name.replace("plausible", "candidates"): agents[name] for name in agents if name != MOST_FREQUENT}
+
+    def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
+        """Distinct `answers`, and `turn_limit`."""
+        found = super().describe_prompts(prompts, options)
+        return {name: found[name] for name in ("answers", "turn_limit")}
+
+    def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
+        """First attempts and responses."""
+        found = super().summarise(records)
+        return {name: found[name] for name in ("first_attempt", "responses")}
 
 
 class ToolTask(GeometryTask):

@@ -55,7 +55,7 @@ class SokobanReport(TaskReport):
         limit = summary.get("move_limit")
         within = f", all within {plural(limit, 'move')}" if limit else ""
         found = [f"{', '.join(parts)}{within}."] if parts else []
-        return found + compare_blind(summary, policies, {"_blank": "blank images"}, "it solves")
+        return found + compare_blind(summary, policies, "it solves")
 
     def shorten_actions(self, turns: Sequence[Turn]) -> str:
         """An arrow for each move."""

@@ -31,15 +31,17 @@ def compare_runs(runs: RunStore, names: Any) -> str:
 def _read(runs: RunStore, run: str, run_id: str) -> ComparedRun:
     from geo_sokoban_pipeline.config.grpo import SourceOptions
     from geo_sokoban_pipeline.reporting.comparison import ComparedRun
+    from geo_sokoban_pipeline.runs.folders import RunFolders, committed_iteration
     from geo_sokoban_pipeline.runs.provenance import summarise_commands
     from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
     source = SourceOptions(run=run, run_id=run_id)
     files = runs.held_out_files(source)
+    newest = committed_iteration(RunFolders.of(runs.root, run, run_id).models)
     return ComparedRun(
         run=run,
         run_id=run_id,
-        metrics=runs.metrics(source),
+        metrics=[row for row in runs.metrics(source) if newest is None or row["iteration"] <= newest],
         summary=runs.evaluation(source),
         settings=runs.settings(source),
         time=summarise_commands(runs.commands(source)),

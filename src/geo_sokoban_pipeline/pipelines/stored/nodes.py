@@ -175,13 +175,15 @@ def evaluate_stored(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
+    from geo_sokoban_pipeline.runs.folders import RunStore
     from geo_sokoban_pipeline.training.ray_group import servers_alone
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
     source, training = options.source, read_rows(prompts)
     check_prompts(trained_on(), source, training)
     prepare_process(settings.threads)
-    name = f"{source.run_id}@{source.checkpoint}"
+    own = RunStore.is_own(source)
+    name = f"{source.run_id}@{source.checkpoint}" if own else str(source.checkpoint)
     with servers_alone(settings) as (fitting, launcher):
         summary, played = evaluate_policies(
             f"evaluate_{settings.task}",

@@ -25,6 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from geo_sokoban_pipeline.console import track
+from geo_sokoban_pipeline.envs.report import TaskReport
+from geo_sokoban_pipeline.formats import describe_policy
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, describe_end
 from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError
 from geo_sokoban_pipeline.tasks import task_or_plain
@@ -43,7 +45,7 @@ _LEFT_OUT = ("run", "run_id", "partition", "row", "tag_counts")  # of the index;
 _MEANS = ("image_reliance", "entropy", "ratio")  # of the scores of an episode's tokens: columns of the list
 _MEASURES = ("log_prob", "gap", "entropy", "image_reliance")  # of a token; the last two from scores
 _COUNTED = ("trajectory_id", "token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "weight_spans")
-_ABLATIONS = ("blank", "shuffled")  # suffixes of a policy's name in an evaluation
+_ABLATIONS = ("blank", "shuffled", "shuffled_first")  # suffixes of a policy's name in an evaluation
 
 
 def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = None) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
         "chunks": chunks,
         "columns": [(name, _kind(column)) for name, column in columns.items()],
         "runs": {run.name: _describe_run(run, pad, folder) for run, pad in zip(runs, pads, strict=True)},
-        "tasks": {name: _describe_task(name) for name in names},
+        "tasks": {name: _describe_task(name, index) for name in names},
     }
     _write_script(folder, "site", site)
     starts = np.cumsum([0, *(run.index.num_rows for run in runs)]).tolist()
@@ -603,8 +605,9 @@ def describe_ablations(evaluation: Mapping[str, Any] | None) -> list[dict[str, A
     """What a policy's evaluation loses by kind of prompt when the images lose their content.
 
     Returns:
-        One entry per policy, mode and breakdown: `policy`, `mode`, `by`, `names` of what was compared, the images as
-        they are first, and `lines` with a kind and (solved, episodes) per name; [] without such an evaluation.
+        One entry per policy, mode and breakdown: `policy`, `evaluated` (its checkpoint), `mode`, `by`, `names` of what
+        was compared, the images as they are first, and `lines` with a kind and (solved, episodes) per name; [] without
+        such an evaluation.
     """
     summary = evaluation or {}
     found = []
@@ -615,23 +618,31 @@ def describe_ablations(evaluation: Mapping[str, Any] | None) -> list[dict[str, A
             cells = [breakdown.cells(one) for one in (row, *ablated.values())]
             kinds = [kind for kind in cells[0] if all(kind in one for one in cells)]
             lines = [(str(kind), [(one[kind]["solved"], one[kind]["episodes"]) for one in cells]) for kind in kinds]
-            names = {"policy": policy, "mode": mode, "by": breakdown.heading, "names": ["images", *ablated]}
+            evaluated = describe_policy(summary, policy)
+            names = {
+                "policy": policy,
+                "evaluated": evaluated,
+                "mode": mode,
+                "by": breakdown.heading,
+                "names": ["images", *ablated],
+            }
             if lines:
                 found.append({**names, "lines": lines})
     return found
 
 
-def _describe_task(name: str) -> dict[str, Any]:
-    """Words of a task for its pages."""
+def _describe_task(name: str, index: pa.Table) -> dict[str, Any]:
+    """Words of a task for its pages; where no prompt has a difficulty, the task's own word for it says nothing."""
     task = task_or_plain(name)
     words, report = task.words, task.report
+    known = index.filter(pc.equal(index["task"], name))["difficulty"]
     return {
         "title": task.title,
         "unit": words.unit,
         "units": words.units,
         "solved": words.solved,
         "unsolved": words.unsolved,
-        "difficulty": report.difficulty,
+        "difficulty": report.difficulty if known.null_count < len(known) else TaskReport.difficulty,
         "no_action": report.no_action,
     }
 

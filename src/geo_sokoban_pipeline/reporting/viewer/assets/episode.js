@@ -21,7 +21,7 @@ const CHANNELS = {
     value: (e, k) => e.scores.ratio[k], level: (ratio) => Math.log(ratio) / 0.5, write: (ratio) => number(ratio, 4),
   },
   clipped: {
-    text: "clipped", off: (e) => noScores(e) || (e.largestAdvantage ? "" : "no advantage is stored"),
+    text: "clipped", off: (e) => noScores(e) || (e.largestAdvantage ? "" : "no advantage is stored") || (clipBounds(e) ? "" : "the run's bounds are unknown"),
     value: isClipped, level: (side) => side, write: (side) => (side ? "clipped" : "not clipped"),
   },
   reference: {
@@ -43,12 +43,17 @@ function noScores(e) {
 
 const advantageOf = (e, turn) => turn.advantage ?? cell("advantage", e.row);
 
+// Bounds of the ratio in the run's loss, `dual` infinite where it is off; null where the run's settings are not known.
+function clipBounds(e) {
+  const [low, high, dual] = ["clip_low", "clip_high", "dual_clip"].map((name) => Object.entries(e.settings).find(([key]) => key.endsWith(`grpo.${name}`))?.[1]);
+  return low === undefined || high === undefined || dual === undefined ? null : { low: 1 - low, high: 1 + high, dual: dual ?? Infinity };
+}
+
 // +1 where a ratio above the range is cut, -1 below it, 0 where the loss has its gradient.
 function isClipped(e, k, turn) {
-  const grpo = (name, common) => Object.entries(e.settings).find(([key]) => key.endsWith(`grpo.${name}`))?.[1] ?? common;
-  const ratio = e.scores.ratio[k], advantage = advantageOf(e, turn);
-  if (advantage > 0 && ratio > 1 + grpo("clip_high", 0.28)) return 1;
-  return advantage < 0 && ratio < 1 - grpo("clip_low", 0.2) ? -1 : 0;
+  const { low, high, dual } = clipBounds(e), ratio = e.scores.ratio[k], advantage = advantageOf(e, turn);
+  if (advantage > 0 ? ratio > high : advantage < 0 && ratio > dual) return 1;
+  return advantage < 0 && ratio < low ? -1 : 0;
 }
 
 function prepareEpisode(e) {

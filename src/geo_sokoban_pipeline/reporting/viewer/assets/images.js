@@ -1,8 +1,11 @@
 "use strict";
 // What the images are worth: solve rates of an evaluation with the images as they are, blank, and of other prompts.
+// Where observations carry images, only the first one is of another prompt, which proves no use of the images.
 
 // Tables of all runs: see `describe_ablations`.
 const ablations = () => runNames().flatMap((run) => site.runs[run].ablations.map((table) => ({ run, ...table })));
+
+const ABLATIONS = { shuffled_first: "first image from another problem" };
 
 const rateOf = ([solved, episodes]) => (episodes ? solved / episodes : NaN);
 
@@ -26,8 +29,8 @@ function ablationView(table) {
   const line = (kind, cells, key) => m("tr", { key }, m("td.wide.kind", kindText(kind)), m("td", cells[0][1]), m("td", percent(rateOf(cells[0]))),
     cells.slice(1).map((cell) => [m("td", percent(rateOf(cell))),
       m("td", { class: tone(rateOf(cell) - rateOf(cells[0])) }, `${signed(100 * (rateOf(cell) - rateOf(cells[0])), 1)} points`)]));
-  return m("section", m("h2", `${table.policy}, ${table.mode}, by ${table.by}`, runNames().length > 1 ? m("span.quiet", ` ${table.run}`) : null),
+  return m("section", m("h2", `${table.policy}, ${table.mode}, by ${table.by}`, m("span.quiet", ` ${runNames().length > 1 ? `${table.run}, ` : ""}${table.evaluated}`)),
     m("div.scroll", m("table.grid",
-      m("thead", m("tr", m("th.wide", table.by), m("th", "prompts"), table.names.map((name, at) => [m("th", name), at ? m("th", "difference") : null]))),
+      m("thead", m("tr", m("th.wide", table.by), m("th", "prompts"), table.names.map((name, at) => [m("th", ABLATIONS[name] ?? name), at ? m("th", "difference") : null]))),
       m("tbody", sortLosses(table).map(([kind, cells]) => line(kind, cells, kind))), m("tfoot", line("all", total)))));
 }
