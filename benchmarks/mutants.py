@@ -294,7 +294,9 @@ def start(tree: Path, tests: Sequence[str], *, slow: bool = False) -> int:
             "PYTHONPATH": str(tree / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "GEO_SOKOBAN_DATA_ROOT": str(tree / "data"),
-            "GEO_SOKOBAN_SHARED_DATA": str((ROOT / "../shared/data").resolve()),
+            "GEO_SOKOBAN_SHARED_DATA": str(
+                (ROOT / os.environ.get("GEO_SOKOBAN_SHARED_DATA", "../shared/data")).resolve()
+            ),
         }
         sys.dont_write_bytecode = True
         sys.path[:0] = [str(tree / "src")]

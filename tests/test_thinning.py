@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,36 @@ import pyarrow.parquet as pq
 import pytest
 
 from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.datasets.trajectories import TrajectoriesDataset
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
+from geo_sokoban_pipeline.evaluation.audit import AuditCheck, AuditedEntry, RunRules, audit_entries
+from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
+from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, Rewind, Thin
 from geo_sokoban_pipeline.tasks import task_or_plain
-from geo_sokoban_pipeline.trajectories.index import index_folder, read_index
+from geo_sokoban_pipeline.trajectories.index import index_folder, measure_tokens, read_index
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
-from geo_sokoban_pipeline.trajectories.thinning import ThinnedError, read_thinning, refuse_thinned
-from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
+from geo_sokoban_pipeline.trajectories.thinning import ThinnedError, read_thinning, refuse_thinned, thin_table
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories, trajectories_to_table
+from task_options import EnvOptions, RewardOptions
 
 NAME = "trajectories/iter={:05d}/part-000.parquet"
 TOKENS = ("token_ids", "loss_mask", "rollout_log_probs", "weight_spans")
 
 
 def store(outputs: Path, iterations: int = 3) -> TrajectoriesDataset:
-    """Twelve episodes each, three groups of four; the images of the iterations are the same."""
+    """Twelve episodes each, groups of four with one, two and three turns; the images of the iterations are the same."""
     dataset = TrajectoriesDataset(str(outputs / "trajectories"), tasks="geo_sokoban_pipeline.tasks.task_or_plain")
     for number in range(iterations):
-        dataset.save(name_parts(number, make_trajectories(12, iteration=number), CONTEXT))
+        made = []
+        for group in range(3):
+            for episode in make_trajectories(4, turns=1 + group, iteration=number, seed=group):
+                name = episode.trajectory_id.replace("/0000/", f"/{group:04d}/")
+                made.append(replace(episode, trajectory_id=name, group_index=group, task_id=f"{group:032x}"))
+        dataset.save(name_parts(number, made, CONTEXT))
     return dataset
 
 
@@ -69,16 +82,58 @@ def test_tokens_are_left_out_and_nothing_else(tmp_path: Path) -> None:
 
 def test_one_episode_of_several_is_kept_with_its_index(tmp_path: Path) -> None:
     dataset = store(tmp_path)
-    before = rows(tmp_path / NAME.format(0))
+    before, whole = rows(tmp_path / NAME.format(0)), read_index(tmp_path, task_or_plain).to_pylist()
     dataset.save(order(1, episodes=4, tokens=False))
     table = read_trajectories(tmp_path / NAME.format(0))
     validate_trajectories(table)
     assert [row["trajectory_id"] for row in table.to_pylist()] == [before[k]["trajectory_id"] for k in (0, 4, 8)]
     index = read_index(tmp_path, task_or_plain)
+    # Each has the numbers that it had, also those that follow from tokens.
     of_first = [row for row in index.to_pylist() if row["iteration"] == 0]
-    assert [row["row"] for row in of_first] == [0, 1, 2] and all(row["tokens"] > 0 for row in of_first)
+    assert of_first == [{**whole[k], "row": number} for number, k in enumerate((0, 4, 8))]
+    assert len({row["tokens"] for row in whole}) == 3
     shutil.rmtree(index_folder(tmp_path / "trajectories"))
     assert read_index(tmp_path, task_or_plain).to_pylist() == index.to_pylist()
+
+
+def unanswered(episode: Trajectory) -> Trajectory:
+    """An episode with its first prompt alone."""
+    names = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs")
+    cut: dict[str, Any] = {name: getattr(episode, name)[: episode.prompt_length] for name in names}
+    return replace(episode, **cut, turns=episode.turns[:1], weight_spans=[], response="")
+
+
+@pytest.mark.parametrize("rule", ["drop", "mask"])
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize("episodes", [1, 2])
+def test_the_audit_checks_the_scores_of_whole_groups_alone(
+    tmp_path: Path, tiny_policy: Policy, episodes: int, tokens: bool, rule: Any
+) -> None:
+    """Scores need all episodes of a group; of the tokens they need no more than retention keeps."""
+    grpo = GrpoOptions(credit="episode", filter="none", group_size=4, mixed_versions=rule)
+    rules = RunRules(SOKOBAN, EnvOptions(), RewardOptions(), RolloutOptions(function="own.rollout"), grpo, {}, {})
+
+    def audit(is_wrong: bool) -> dict[str, AuditCheck]:
+        made = make_trajectories(8, turns=1, iteration=3)
+        made[1].weight_spans = [(2, 0, len(made[1].token_ids))]
+        made[2] = unanswered(made[2])
+        apply_scores(made, score_groups(made, grpo, SOKOBAN, {}))
+        assert [episode.trained for episode in made[:4]] == [True, False, False, True]
+        if is_wrong:
+            made[3].advantage, made[5].group_index = 7.0, 0
+        whole = trajectories_to_table(made, CONTEXT)
+        table = thin_table(whole, order(3, episodes=episodes, tokens=tokens), tmp_path, measure_tokens(whole))
+        entry = AuditedEntry("trajectories", {"iter=00003/part-000": lambda: table}, None, trained=True)
+        return {check.check: check for check in audit_entries([entry], tiny_policy, rules)}
+
+    sound, wrong = audit(False), audit(True)
+    checked = 8 if episodes == 1 else 0
+    assert (sound["advantages"].checked, sound["groups"].checked) == (checked, checked // 4)
+    for name in ("advantages", "groups"):
+        assert sound[name].findings == () and bool(wrong[name].findings) == bool(checked)
+    thinned = 0 if tokens and episodes == 1 else 8 // episodes
+    noted = sound["contract"].notes
+    assert [note.partition(" thinned")[0] for note in noted] == [f"{thinned} episodes are"] * bool(thinned)
 
 
 def test_images_are_kept_once_per_run_and_read_as_before(tmp_path: Path) -> None:

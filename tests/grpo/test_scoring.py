@@ -91,6 +91,27 @@ def test_mixed_groups_alone_are_trained_and_rms_scales_over_them() -> None:
     assert np.isclose(np.sqrt((values**2).mean()), 1.0)
 
 
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("normalize", ["none", "std", "rms"])
+@pytest.mark.parametrize("credit", ["turn", "episode"])
+def test_the_clip_comes_last(credit: str, normalize: str, clip: float | None) -> None:
+    """With every scale, advantages with a clip are those without one, clipped once."""
+
+    def advantages(limit: float | None) -> np.ndarray:
+        episodes = play([[3.0, 0.0], [0.0, 0.1], [0.0, 0.0], [0.5, 0.0]], [True, False, False, False])
+        options = {"credit": credit, "normalize": normalize, "filter": "none", "advantage_clip": limit}
+        score(episodes, GrpoOptions(**options), SUM)
+        values = episodes if credit == "episode" else [turn for one in episodes for turn in assistant_turns(one)]
+        return np.array([value.advantage for value in values])
+
+    whole = advantages(None)
+    limit = np.inf if clip is None else clip
+    np.testing.assert_allclose(advantages(clip), whole.clip(-limit, limit), rtol=1e-12)
+    if normalize == "rms":
+        assert np.sqrt((whole**2).mean()) == pytest.approx(1.0)
+    assert np.abs(whole).max() > 1.2 and np.abs(whole).min() < 0.8, "some are clipped, others are not"
+
+
 def test_a_response_the_environment_never_saw_is_worth_nothing() -> None:
     episodes = play([[0.2], [0.2, 0.2]], [False, False])
     score(episodes, GrpoOptions(credit="turn", normalize="none", filter="none", gamma=1.0), SUM)

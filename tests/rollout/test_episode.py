@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -110,6 +111,22 @@ def test_progress_counts_every_episode():
     rollout(engine, CharacterPolicy(), tasks, make_settings(), ended.append)
     assert sum(ended) == 3
     assert sorted(engine.released) == [0, 2]
+
+
+def test_the_engines_time_is_split_by_tokens():
+    """Of a batch each episode has the share of its tokens, and all batches together take no longer than the rollout."""
+
+    class Batches(ScriptedEngine):
+        def poll(self):
+            return [result for _ in range(len(self._queue)) for result in super(Batches, self).poll()]
+
+    tasks = [EpisodeRequest(f"t{n}", {"id": "r", "prompt": PROMPT}, 0, n, n) for n in range(3)]
+    given = {0: [("a" * 30, "stop")] * 2, 1: [("a" * 10, "stop")] * 2, 2: [("", "abort")]}
+    began = time.perf_counter()
+    episodes = rollout(Batches(given), CharacterPolicy(), tasks, make_settings({"ends_after": 2}))
+    times = [episode.timings["engine"] for episode in episodes]
+    assert times == pytest.approx([3 * times[1], times[1], 0.0], rel=1e-9)
+    assert 0 < sum(times) <= time.perf_counter() - began
 
 
 def test_aborted_episodes_keep_metrics_without_reward():

@@ -179,6 +179,9 @@ def test_a_continued_run_rolls_out_with_the_same_weights_again(
             assert table.drop_columns("timings").equals(other[name].drop_columns("timings")), name
     last = f"iter={ITERATIONS - 1:05d}"
     one, other = (load_file(folder / last / "model.safetensors") for folder in (whole, broken))
+    # Neither has drawn ahead in what it stores.
+    samplers = [read_json(folder / last / "manifest.json")["sampler"] for folder in (whole, broken)]
+    assert samplers[0] == samplers[1] and samplers[0]["positions"] == {"all": ITERATIONS * options.grpo.groups}
     assert all(np.array_equal(weight, other[name]) for name, weight in one.items())
     for row in (log.metrics[last], expected.metrics[last]):
         assert row["rollout/staleness"] == 1.0

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from geo_sokoban_pipeline.evaluation.audit_checks import (
     check_untrained,
 )
 from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
+from geo_sokoban_pipeline.grpo.scoring import VERSION_REASONS
 from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, unflatten
@@ -224,6 +225,7 @@ class _EntryAudit:
 
     def _check_iteration(self, names: Sequence[str], each: int | None) -> None:
         episodes: list[Trajectory] = []
+        scored: list[Trajectory] = []  # the same with what scores follow from
         whole = True
         for name in names:
             try:
@@ -240,6 +242,7 @@ class _EntryAudit:
             self.thinned += len(stored) * (not thinning.tokens or thinning.episodes > 1)
             whole = whole and thinning.episodes == 1
             episodes += stored
+            scored += stored if thinning.tokens else map(_with_stand_ins, stored, thinning.measures["response_tokens"])
         self.texts.add(episodes)
         if not whole:  # scores are of whole iterations
             return
@@ -252,8 +255,8 @@ class _EntryAudit:
         grpo, rollout = self.rules.grpo, self.rules.rollout
         self._note("groups", check_groups(episodes, grpo.group_size), names[0])
         over_sampled = rollout.over_sampling > 1
-        scored = check_advantages(episodes, grpo, self.rules.task, self.rules.reward.args, over_sampled=over_sampled)
-        self._note("advantages", scored, names[0])
+        found = check_advantages(scored, grpo, self.rules.task, self.rules.reward.args, over_sampled=over_sampled)
+        self._note("advantages", found, names[0])
 
     def _check_episodes(
         self, name: str, stored: Sequence[Trajectory], each: int | None, has_tokens: bool = True
@@ -286,6 +289,16 @@ def build_check(check: str, subject: str, checked: int, found: Found, notes: Seq
     lines = tuple(problem if one is None else f"{one}: {problem}" for one, problem in found)
     ids = dict.fromkeys(one for one, _ in found if one is not None)
     return AuditCheck(check, subject, checked, lines, tuple(notes), tuple(ids))
+
+
+def _with_stand_ins(episode: Trajectory, sampled: int) -> Trajectory:
+    """An episode without tokens, with a mask and a version in their place from which scores follow as from its own.
+
+    Args:
+        sampled: how many tokens the policy has sampled.
+    """
+    version = -1 if episode.drop_reason in VERSION_REASONS else 0
+    return replace(episode, loss_mask=np.ones(sampled, np.int8), weight_spans=[(version, 0, sampled)])
 
 
 def _by_iteration(parts: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -34,6 +34,10 @@ EMPTY = "empty"
 ZERO_STD = "zero_std"
 ALL_SOLVED = "all_solved"
 NONE_SOLVED = "none_solved"
+# Why an episode with tokens of older weights is not trained.
+MIXED_VERSIONS = "mixed_versions"
+STALE = "stale"
+VERSION_REASONS = (MIXED_VERSIONS, STALE)
 
 
 @dataclass(frozen=True)
@@ -223,8 +227,8 @@ def _version_reason(episode: Trajectory, rule: str, newest: int) -> str | None:
     """Why a stale episode, with tokens of older policy versions, is not trained; None if the rule allows it."""
     versions = _versions(episode)
     if rule == "drop" and versions - {newest}:
-        return "mixed_versions"
-    return "stale" if rule == "mask" and newest not in versions else None
+        return MIXED_VERSIONS
+    return STALE if rule == "mask" and newest not in versions else None
 
 
 def _versions(episode: Trajectory) -> set[int]:
