@@ -56,7 +56,11 @@ NEAREST: dict[str, list[str]] = {
     "training/sft_control.py": ["tests/training/test_control.py"],
     "training/sft.py": ["tests/training/test_control.py", "tests/training/test_worker_group.py", *STEP, *LOOP],
     "training/worker*.py": ["tests/training/test_worker_jobs.py", "tests/training/test_worker_group.py"],
-    "distributed/*.py": ["tests/distributed/test_ranks.py", "tests/training/test_worker_group.py"],
+    "distributed/*.py": [
+        "tests/distributed/test_{name}.py",
+        "tests/distributed/test_ranks.py",
+        "tests/training/test_worker_group.py",
+    ],
     "training/runtime.py": ["tests/training/test_process.py", "tests/training/test_memory.py"],
     "training/collecting.py": ["tests/training/test_collecting.py", "tests/training/test_partial_rollouts.py", *LOOP],
     "training/checkpoint.py": [
@@ -82,6 +86,7 @@ NEAREST: dict[str, list[str]] = {
     "evaluation/audit.py": [
         "tests/test_audit_files.py",
         "tests/evaluation/test_token_parity.py",
+        "tests/test_thinning.py",
         "tests/pipelines/test_audit.py",
     ],
     "evaluation/*.py": [

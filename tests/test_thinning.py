@@ -127,6 +127,9 @@ def test_the_audit_checks_the_scores_of_whole_groups_alone(
         return {check.check: check for check in audit_entries([entry], tiny_policy, rules)}
 
     sound, wrong = audit(False), audit(True)
+    assert (sound["parts"].checked, sound["contract"].checked) == (1, 8 // episodes)
+    for name in ("token parity", "response ends", "image grids"):
+        assert sound[name].checked == (8 // episodes if tokens else 0), name
     checked = 8 if episodes == 1 else 0
     assert (sound["advantages"].checked, sound["groups"].checked) == (checked, checked // 4)
     for name in ("advantages", "groups"):

@@ -22,16 +22,18 @@ from training.four_ranks import LAYOUTS, FourRanks, megatron_of
 from training.setup import Setup, copied
 from training.test_ranks_equal_one import KL, MEMORY, RATE, REDUCTIONS, Steps, compare_results, optimizer_options
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 T1, T2, T2S, D2 = "tensor 1", "tensor 2", "tensor 2, sequence", "data 2"
 T2D2, T2D2S = "tensor 2 x data 2", "tensor 2 x data 2, sequence"
+# The smallest in which ranks hold parts of some weights and copies of others, and each has a summand of some gradients.
+QUICK = (T2, "muon", "sample_mean", "no kl", "text", "logits")
 CASES = [
     (T1, "muon", "token_mean", "kl", "mixed", "vision"),
     (T1, "adamw", "constant", "no kl", "boards", "offload"),
     (T2, "adamw", "token_mean", "no kl", "boards", "micro-batches"),
     (T2, "muon", "constant", "kl", "diagrams", "checkpointing"),
-    (T2, "muon", "sample_mean", "no kl", "text", "logits"),
+    QUICK,
     (T2, "adamw", "sample_mean", "kl", "one", "offload"),
     (T2S, "muon", "token_mean", "kl", "boards", "checkpointing"),
     (T2S, "adamw", "constant", "no kl", "mixed", "micro-batches"),
@@ -66,7 +68,9 @@ def reference(splittable: Policy, batches: dict[str, list[TrainSample]]) -> Any:
     return made
 
 
-@pytest.mark.parametrize("case", CASES, ids=", ".join)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=", ".join(case), marks=[] if case == QUICK else slow) for case in CASES]
+)
 def test_steps_are_those_of_one_process(
     four_ranks: FourRanks,
     splittable: Policy,
@@ -90,6 +94,7 @@ def test_steps_are_those_of_one_process(
         assert torch.equal(weight, found.weights[name]), f"the engine has the trained {name}"
 
 
+@slow
 def test_both_runs_of_a_layout_have_equal_bits(
     four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]]
 ) -> None:
@@ -104,6 +109,7 @@ def test_both_runs_of_a_layout_have_equal_bits(
     assert all(torch.equal(weight, second.weights[name]) for name, weight in first.weights.items())
 
 
+@slow
 def test_sft_counts_each_sample_once(
     four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]]
 ) -> None:
@@ -117,6 +123,7 @@ def test_sft_counts_each_sample_once(
         assert found == pytest.approx(expected, rel=1e-6), layout
 
 
+@slow
 def test_a_step_without_a_finite_gradient_changes_nothing(
     four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]]
 ) -> None:
@@ -136,6 +143,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing(
 FROZEN = ("visual", "language_model.embed_tokens", "language_model.layers.0")
 
 
+@slow
 def test_frozen_parts_stay_and_a_part_of_a_fused_matrix_is_refused(
     four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]], setup: Setup
 ) -> None:
@@ -157,6 +165,7 @@ def test_frozen_parts_stay_and_a_part_of_a_fused_matrix_is_refused(
         build_backend(part, OptimizerOptions(), megatron=megatron_of(T1))
 
 
+@slow
 @pytest.mark.parametrize("layout", [T1, T2, T2S])
 def test_products_in_bfloat16_over_float32_weights(
     four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]], setup: Setup, layout: str
@@ -181,6 +190,7 @@ def test_products_in_bfloat16_over_float32_weights(
     assert rows[layout]["grad_norm"] == pytest.approx(rows["float32"]["grad_norm"], rel=0.05)
 
 
+@slow
 @pytest.mark.parametrize("compute", [None, "bfloat16"])
 def test_a_reference_policy_is_divided_as_the_trained_one(
     four_ranks: FourRanks,

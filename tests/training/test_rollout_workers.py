@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
@@ -26,22 +26,24 @@ from forked import start_fork
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
 from geo_sokoban_pipeline.distributed.links import LocalLink
-from geo_sokoban_pipeline.distributed.messages import RankError
+from geo_sokoban_pipeline.distributed.messages import DeadRankError, RankError
 from geo_sokoban_pipeline.distributed.ray_placement import RayLink, connected
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.training.recovery import attempts
+from geo_sokoban_pipeline.training.rollout_worker import Begin, GroupOver
 from geo_sokoban_pipeline.training.rollout_workers import RolloutSide, RolloutWorkers
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from ray_cluster import RayCluster
 from task_options import TrainOptions
 from training.setup import Setup, settings
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 # More than an idle worker's silence on a busy machine.
 PATIENCE = 8.0
@@ -101,6 +103,61 @@ def awkward(setup: Setup, row: Any, **how: Any) -> dict[str, Any]:
     return {"env__factory": "awkward_envs.build_env", "env__args": {**setup.options.env.args, "row": row, **how}}
 
 
+class CutLink(LocalLink):
+    """A link whose worker is lost after so many groups of a rollout, once, as if it had ended between two messages.
+
+    Attributes:
+        begun: groups with which a worker began, of each rollout and each loss.
+        left: groups until then; None: it is not lost.
+    """
+
+    begun: ClassVar[list[list[int]]] = []
+    left: ClassVar[int | None] = None
+
+    def send(self, message: Any) -> None:
+        if isinstance(message, Begin):
+            CutLink.begun.append(sorted({request.group_index for request in message.requests}))
+        super().send(message)
+
+    def receive(self, timeout: float | None) -> Any:
+        message = super().receive(timeout)
+        if isinstance(message, GroupOver) and CutLink.left is not None:
+            CutLink.left -= 1
+            if CutLink.left < 0:
+                CutLink.left = None
+                raise DeadRankError(f"{self.title} has ended.")
+        return message
+
+
+def test_what_a_lost_worker_had_begins_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole batches where their composition decides over the last bits; only what is not over where it does not."""
+    monkeypatch.setattr("geo_sokoban_pipeline.training.rollout_workers.LocalLink", CutLink)
+    options = settings(setup.options, WORKERS | {"rollout.workers": 1})
+    groups = range(options.grpo.groups)
+    drawn = build_sampler(setup.rows, options, 0, None).draw(0, len(groups))
+    tasks = [EpisodeRequest(f"g{group}", setup.rows[drawn[group]], group, 0, seed=group) for group in groups]
+    rules = RolloutSettings(options.env, options.reward, options.rollout, options.rollout.sampling, 0, "sokoban", 0)
+    seconds = [0.0]
+    with closing(RolloutWorkers(setup.policy, options)) as workers:
+        workers.update_weights(None, 0)
+        wanted = workers.rollout(None, setup.policy, tasks, rules)
+        for is_streamed in (False, True):
+            CutLink.begun, CutLink.left, ended = [], 2, list[int]()
+            enough = (lambda episodes: False) if is_streamed else None
+            found = workers.rollout(None, setup.policy, tasks, rules, ended.append, enough)
+            first, again = CutLink.begun
+            assert first == list(groups) and again == (first if not is_streamed else again)
+            assert len(again) == (len(groups) - 2 if is_streamed else len(groups))
+            assert_same(found, wanted, 1e-5 if is_streamed else 0.0)
+            assert sum(ended) == len(tasks), "each is counted once"
+            seconds.append(workers.cpu_seconds)
+        # What earlier processes took stays; a share is of the rollouts since the last one was asked for.
+        assert workers.replaced == 2 and seconds == sorted(set(seconds))
+        assert 0.0 <= workers.take_metrics()["perf/idle_share/worker_0"] < 1.0
+        assert workers.take_metrics() == {"perf/idle_share/worker_0": 1.0}
+
+
+@slow
 def test_numbers_of_two_are_those_of_none(setup: Setup, two: RolloutWorkers) -> None:
     found, metrics = collect(setup, two)
     assert_same(found, setup.episodes, 1e-5)
@@ -111,6 +168,7 @@ def test_numbers_of_two_are_those_of_none(setup: Setup, two: RolloutWorkers) -> 
     assert 0 < metrics["perf/engine_time"] < metrics["perf/rollout_time"]  # type: ignore[operator]
 
 
+@slow
 @pytest.mark.parametrize("sign", ["SIGKILL", "SIGSTOP"])
 def test_a_worker_that_ends_or_hangs_in_an_episode_is_replaced(
     setup: Setup, two: RolloutWorkers, awkward_row: Any, tmp_path: Path, sign: str, caplog: pytest.LogCaptureFixture
@@ -127,6 +185,7 @@ def test_a_worker_that_ends_or_hangs_in_an_episode_is_replaced(
     assert any(said in message and "It is replaced (1 of 3)" in message for message in caplog.messages)
 
 
+@slow
 def test_an_environment_that_hangs_costs_its_episodes_alone(
     setup: Setup, two: RolloutWorkers, awkward_row: Any
 ) -> None:
@@ -145,6 +204,7 @@ def test_an_environment_that_hangs_costs_its_episodes_alone(
     assert len(set(before) & set(two.process_ids)) == 1, "the worker in which it hangs is replaced"
 
 
+@slow
 def test_over_sampling_trains_as_many_groups_as_in_one_process(setup: Setup, two: RolloutWorkers) -> None:
     for share, started in ((1.5, 6), (3.0, 12)):
         found, metrics = collect(setup, two, rollout__over_sampling=share)
@@ -155,6 +215,7 @@ def test_over_sampling_trains_as_many_groups_as_in_one_process(setup: Setup, two
         assert metrics["rollout/episodes"] == started * setup.options.grpo.group_size
 
 
+@slow
 def test_one_gives_the_bits_of_none_and_more_losses_than_allowed_end_the_run(setup: Setup) -> None:
     options = settings(setup.options, WORKERS | {"rollout.workers": 1, "rollout.worker_restarts": 0})
     with closing(RolloutWorkers(setup.policy, options)) as workers:
@@ -173,6 +234,7 @@ def is_stopped(pid: int) -> bool:
     return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
+@slow
 def test_groups_without_a_signal_are_replaced_as_in_one_process(setup: Setup, two: RolloutWorkers) -> None:
     changes = {"grpo__filter": "mixed_success", "grpo__max_refill": 3.0}
     found, metrics = collect(setup, two, **changes)
@@ -183,6 +245,7 @@ def test_groups_without_a_signal_are_replaced_as_in_one_process(setup: Setup, tw
     assert metrics["rollout/trained_ratio"] == wanted["rollout/trained_ratio"]
 
 
+@slow
 def test_aborted_responses_are_continued_as_if_nobody_had_aborted_them(setup: Setup) -> None:
     turn: dict[str, Any] = {"rollout__max_turns": 1, "rollout__max_conversations": 2, "grpo__mixed_versions": "keep"}
     whole = {episode.trajectory_id: episode for episode in collect_alone(setup, grpo__groups=8, **turn)[0]}
@@ -215,6 +278,7 @@ def test_aborted_responses_are_continued_as_if_nobody_had_aborted_them(setup: Se
             assert np.array_equal(new.token_ids, uninterrupted.token_ids)
 
 
+@slow
 def test_a_worker_that_is_started_while_all_are_closed_ends_too(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
 
@@ -234,6 +298,7 @@ def test_a_worker_that_is_started_while_all_are_closed_ends_too(setup: Setup, mo
     assert not any(map(psutil.pid_exists, pids))
 
 
+@slow
 def test_workers_of_which_one_finds_no_place_all_end(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
@@ -253,6 +318,7 @@ def test_workers_of_which_one_finds_no_place_all_end(setup: Setup, monkeypatch: 
     assert not any(map(psutil.pid_exists, begun))
 
 
+@slow
 def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
     setup: Setup, two: RolloutWorkers, awkward_row: Any, tmp_path: Path, ray_cluster: RayCluster
 ) -> None:
@@ -441,6 +507,7 @@ def undisturbed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return folder, stored
 
 
+@slow
 def test_rollouts_beside_the_training_have_the_weights_before(undisturbed: tuple[Path, Stored]) -> None:
     _, stored = undisturbed
     for name, table in stored.episodes.items():
@@ -451,6 +518,7 @@ def test_rollouts_beside_the_training_have_the_weights_before(undisturbed: tuple
     assert [row["rollout/staleness"] for row in stored.metrics.values()] == [0.0, 1.0, 1.0, 1.0]
 
 
+@slow
 def test_a_run_that_loses_more_workers_than_allowed_names_its_newest_checkpoint(setup: Setup, tmp_path: Path) -> None:
     options = settings(setup.options, BESIDE | {"rollout.worker_restarts": 0})
     said = r"rollout worker 1 of 1 .*SIGKILL.*\(rollout.worker_restarts=0\).* Newest checkpoint: iter=00000\.$"
@@ -460,6 +528,7 @@ def test_a_run_that_loses_more_workers_than_allowed_names_its_newest_checkpoint(
                 list(go_on(setup, options, tmp_path, Stored()))
 
 
+@slow
 @pytest.mark.parametrize("whom", DEATHS)
 def test_rollouts_beside_the_training_end_with_the_same_files_whoever_is_killed(
     setup: Setup, undisturbed: tuple[Path, Stored], tmp_path: Path, whom: str

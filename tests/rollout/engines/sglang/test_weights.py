@@ -10,13 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from aiohttp import web
 from safetensors.torch import load_file
 from torch.multiprocessing import reductions
 
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.rollout.engines.base import cast_weight
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource, cast_weight
 from geo_sokoban_pipeline.rollout.engines.sglang import weights as weights_module
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
+    TESTED_VERSION,
     BadResponse,
     RequestRefused,
     ServerLost,
@@ -32,7 +34,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weights import (
     send_weights,
     write_folder,
 )
-from servers import PYTHON, need_environment
+from proxies import Proxy
+from servers import PYTHON, attached, need_environment
 
 
 def named_tensors(sizes):
@@ -243,3 +246,43 @@ def test_a_refusal_ends_the_update(monkeypatch):
     with pytest.raises(RequestRefused, match="no such weight"):
         asyncio.run(send_weights([Receiver(client, 1)], weights, ServerOptions(update="group")))
     assert client.heard[-1] == "destroy_weights_update_group"
+
+
+class WithoutModel(Proxy):
+    """A server that only takes weights, and names the last ones as it is asked."""
+
+    def __init__(self, policy):
+        self.policy, self.tag = policy, ""
+        super().__init__("")
+
+    async def _pass(self, request):
+        self.seen.append(request.path)
+        body = await request.json() if request.can_read_body else {}
+        self.tag = body.get("weight_version", self.tag)
+        text = body.get("prompt", "")
+        answer = {
+            "model_type": self.policy.model.config.model_type,
+            "has_image_understanding": True,
+            "version": TESTED_VERSION,
+            "tokens": self.policy.codec.encode_text(text).tolist(),
+            "weight_version": self.tag,
+        }
+        return web.json_response(answer)
+
+
+@pytest.mark.parametrize("update", ["tensors", "disk"])
+def test_weights_are_sent_where_they_or_their_version_are_new(tiny_policy, update):
+    """The version too: the server names it with each token, and rows carry it."""
+    server, current = WithoutModel(tiny_policy), {"state": ""}
+    source = WeightSource(lambda dtype: iter(named_tensors([3, 1])), lambda: current["state"])
+    try:
+        with attached(tiny_policy, server.url, update=update) as engine:
+            versions = []
+            for state, version in (("a", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 1), ("a", 1), ("a", 2), ("c", 3)):
+                before, current["state"] = server.tag, state
+                engine.update_weights(source, version)
+                assert engine.version == int(server.tag.partition("-")[0]) == version
+                versions += [version] if server.tag != before else []
+            assert versions == [0, 1, 1, 1, 2, 3]
+    finally:
+        server.close()
