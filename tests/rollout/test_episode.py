@@ -118,7 +118,7 @@ def test_the_engines_time_is_split_by_tokens():
 
     class Batches(ScriptedEngine):
         def poll(self):
-            return [result for _ in range(len(self._queue)) for result in super(Batches, self).poll()]
+            return [result for results in iter(super().poll, []) for result in results]
 
     tasks = [EpisodeRequest(f"t{n}", {"id": "r", "prompt": PROMPT}, 0, n, n) for n in range(3)]
     given = {0: [("a" * 30, "stop")] * 2, 1: [("a" * 10, "stop")] * 2, 2: [("", "abort")]}

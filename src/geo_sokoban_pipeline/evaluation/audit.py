@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.evaluation.audit_checks import (
     check_untrained,
 )
 from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
-from geo_sokoban_pipeline.grpo.scoring import VERSION_REASONS
+from geo_sokoban_pipeline.grpo.scoring import MIXED_VERSIONS, STALE
 from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, unflatten
@@ -297,7 +297,7 @@ def _with_stand_ins(episode: Trajectory, sampled: int) -> Trajectory:
     Args:
         sampled: how many tokens the policy has sampled.
     """
-    version = -1 if episode.drop_reason in VERSION_REASONS else 0
+    version = -1 if episode.drop_reason in (MIXED_VERSIONS, STALE) else 0
     return replace(episode, loss_mask=np.ones(sampled, np.int8), weight_spans=[(version, 0, sampled)])
 
 

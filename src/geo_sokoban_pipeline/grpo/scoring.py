@@ -34,10 +34,7 @@ EMPTY = "empty"
 ZERO_STD = "zero_std"
 ALL_SOLVED = "all_solved"
 NONE_SOLVED = "none_solved"
-# Why an episode with tokens of older weights is not trained.
-MIXED_VERSIONS = "mixed_versions"
-STALE = "stale"
-VERSION_REASONS = (MIXED_VERSIONS, STALE)
+MIXED_VERSIONS, STALE = "mixed_versions", "stale"  # drop reasons of episodes with tokens of older weights
 
 
 @dataclass(frozen=True)
