@@ -46,6 +46,15 @@ def write_report() -> str:
     return build_report(make_inputs(**given, audit=audit, whole_audit=audit))
 
 
+def write_evaluation() -> str:
+    """Of the policy in a folder with a long path, which has no blank to break at."""
+    name, summary = f"/{'a_long_name_of_a_folder/' * 6}final_policy", make_summary()
+    rows = [row | {"policy": row["policy"].replace("final", name)} for row in summary["rows"]]
+    summary |= {"rows": rows, "policies": [name], "checkpoints": {name: summary["checkpoints"]["final"]}}
+    played = {"iter=00000/part-000": lazily([play(make_levels(48)[3], 1.0, "x/sampled", 0)])}
+    return build_report(make_inputs(metrics=[], warm_start=[], trained={}, summary=summary, held_out=played))
+
+
 def write_comparison() -> str:
     part = {"iter=00001/part-000": lazily(hostile_episodes())}
     settings = {"instruction": HOSTILE}
@@ -91,7 +100,7 @@ def test_hostile_text_is_text(page: Page, tmp_path: Path, write: Callable[[], st
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1300])
-@pytest.mark.parametrize("write", [write_report, write_comparison])
+@pytest.mark.parametrize("write", [write_report, write_evaluation, write_comparison])
 def test_pages_fit_the_window_and_can_be_read(
     page: Page, tmp_path: Path, write: Callable[[], str], width: int, dark: bool
 ) -> None:
@@ -103,6 +112,8 @@ def test_pages_fit_the_window_and_can_be_read(
     page.wait("document.readyState === 'complete' && document.body.innerText.length > 100")
     page.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert page.run("document.documentElement.scrollWidth") <= width
+    outside = "[...document.querySelectorAll('.tile *, .card *')].filter(one => one.scrollWidth > one.clientWidth + 1)"
+    assert page.run(f"{outside}.filter(one => !one.matches('pre, pre *, img, span')).map(one => one.outerHTML)") == []
     assert (read_contrast(page)["page"] < 0.2) == dark
     assert illegible(page) == []
     page.look(1300)
