@@ -19,6 +19,7 @@ from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, wilson_interval
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.evaluation.summary import image_ablations, shuffle_images
+from geo_sokoban_pipeline.formats import write_rate
 from geo_sokoban_pipeline.reporting.report_tables import columns_of, evaluation_rows, kind_tables, notes_of
 from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
 
@@ -250,15 +251,16 @@ def test_an_environment_of_ones_own_has_no_word_of_geometry(tmp_path, geometry_r
     expert = {"factory": str(tmp_path / "own.py")}
     env = {"factory": str(tmp_path / "own.py"), "args": {}}
     rows = geometry_rows(12)
-    for teacher, label in (
-        ({}, "candidates"),
-        (expert, expert["factory"]),
-        ({**expert, "name": "solver"}, "solver of"),
+    for teacher, names in (
+        ({}, ["label", "teacher (candidates)"]),
+        (expert, [f"teacher ({expert['factory']})"]),  # how geometry writes a label means nothing to the environment
+        ({**expert, "name": "solver"}, [f"teacher (solver of {expert['factory']})"]),
     ):
         options = Geo3kTrainOptions.model_validate({"env": env, "warm_start": {"teacher": teacher}})
         found = evaluate_baselines(rows, rows, options, 0)
-        assert [row["policy"] for row in found][0] == "label"
-        assert found[1]["policy"].startswith(f"teacher ({label}") and len(found) == 2
+        assert [row["policy"] for row in found] == names
+        (sentence,) = GEO3K.report.compare({"rows": found}, [])
+        assert sentence == f"The expert of the warm start is correct for {write_rate(found[-1])}."
         task = GEO3K.evaluated_in(options.env.factory)
         summary = {"task": "geo3k", "rows": found, "policies": [], **task.describe_prompts(rows, options)}
         shown = [*columns_of(summary), *columns_of(summary, "responses")]

@@ -65,13 +65,10 @@ class GeometryReport(TaskReport):
     def compare(self, summary: Summary, policies: Sequence[str]) -> list[str]:
         """First attempts, the most frequent answer, the expert, blank and shuffled images."""
         most, expert = find_baseline(summary, "most_frequent"), find_baseline(summary, "teacher")
-        parts = []
-        if most:
-            parts.append(f"the most frequent answer of training is correct for {write_rate(most)}")
-        if expert:
-            parts.append(f"the expert of the warm start for {write_rate(expert)}")
-        text = ", ".join(parts)
-        baselines = [f"{text[:1].upper()}{text[1:]}."] if parts else []
+        named = (("the most frequent answer of training", most), ("the expert of the warm start", expert))
+        rates = [(name, write_rate(row)) for name, row in named if row]
+        text = ", ".join(f"{name}{'' if at else ' is correct'} for {rate}" for at, (name, rate) in enumerate(rates))
+        baselines = [f"{text[:1].upper()}{text[1:]}."] if rates else []
         return [*_first_attempts(summary, policies), *baselines, *compare_blind(summary, policies, "it has")]
 
     def read_action(self, turn: Turn) -> str | None:

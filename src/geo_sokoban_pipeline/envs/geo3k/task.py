@@ -292,9 +292,10 @@ class OwnAnswers(AnswerTask):
     """Evaluation in an environment of one's own: what the prompts mean, only that environment knows."""
 
     def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, ExpertOptions]:
-        """The label and the expert; the one of geometry takes one of a row's candidates."""
+        """The expert; the one of geometry takes one of a row's candidates, and knows how to write the label."""
         agents = super().baselines(options, training)
-        return {name.replace("plausible", "candidates"): agents[name] for name in agents if name != MOST_FREQUENT}
+        left_out = {MOST_FREQUENT} if options.warm_start.teacher.factory == EXPERT else {MOST_FREQUENT, "label"}
+        return {name.replace("plausible", "candidates"): agents[name] for name in agents if name not in left_out}
 
     def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
         """Distinct `answers`, and `turn_limit`."""
