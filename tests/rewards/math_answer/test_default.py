@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.rewards.math_answer.default import examine_default, extract_answer
@@ -46,6 +49,63 @@ RIGHT = [
     ("y (20y-10)", "20 y^2 - 10 y", "symbolic"),
     ("\\sqrt[3]{8}", "2", "symbolic"),
     ("\\sqrt{6+2\\sqrt{5}}", "1+\\sqrt{5}", "symbolic"),
+    # A chain is its first value.
+    ("2\\sqrt{13} \\approx 7.21", "2 \\sqrt { 13 }", "string"),
+    ("A = 9\\pi \\approx 28.27 \\text{ cm}^2", "9\\pi", "string"),
+    ("\\frac{26}{2} = 13", "13", "numeric"),
+    ("\\frac{1}{3} \\approx 33.3\\%", "\\frac{1}{3}", "string"),
+    ("7 \\approx 7.2", "7", "string"),
+    ("2 \\sqrt { 13 }", "2\\sqrt{13} \\approx 7.21", "string"),
+    ("\\sqrt[3]{2} \\approx 1.26", "\\sqrt[3]{2}", "symbolic"),
+    ("\\pi \\approx 3.14159265358979323846", "\\pi", "symbolic"),
+    ("e^2 \\approx 7.39", "e^2", "symbolic"),
+    ("13 = \\sqrt[3]{2197}", "13", "symbolic"),
+    ("2\\pi r h = 2 h r \\pi", "2 \\pi r h", "symbolic"),
+    # Percent in words.
+    ("30 percent", "30 \\%", "string"),
+    ("30\\%", "30 percent", "string"),
+    ("30 \\text{ per cent}", "0.3", "numeric"),
+    # Case is free for choices and in words.
+    ("a", "A", "string"),
+    ("(e)", "E", "string"),
+    ("YES", "Yes", "string"),
+    ("no", "No", "string"),
+    # Algebra: letters, indices and primes as they are written, products in any order.
+    ("s \\cdot 4", "4 s", "symbolic"),
+    ("2 h \\pi r", "2 \\pi r h", "symbolic"),
+    ("b \\cdot h", "bh", "symbolic"),
+    ("h d", "d h", "symbolic"),
+    ("A^{\\prime}+B", "B + A'", "symbolic"),
+    ("A''+B", "B + A''", "symbolic"),
+    ("x_{2}+x_1", "x_1+x_2", "symbolic"),
+    ("a(b+c)", "ab + ac", "symbolic"),
+    ("1\\frac{1}{2}x", "1.5x", "symbolic"),
+    ("|3-x|", "|x-3|", "symbolic"),
+    ("\\frac{a}{b}", "\\frac ab", "symbolic"),
+    ("\\sqrt{4x}", "2\\sqrt x", "symbolic"),
+    ("2\\sin x \\cos x", "\\sin 2x", "symbolic"),
+    ("\\sin^{-1} x", "\\arcsin(x)", "symbolic"),
+    ("\\sin^2 x", "(\\sin x)^2", "symbolic"),
+    ("x^{-1}", "\\frac{1}{x}", "symbolic"),
+    ("e^{x} \\cdot e", "e^{x+1}", "symbolic"),
+    ("\\frac{\\ln x}{\\ln 2}", "\\log_2 x", "symbolic"),
+    ("3\\ln 2", "\\ln 8", "symbolic"),
+    ("2", "\\log 100", "symbolic"),
+    ("\\frac{1}{2}", "\\sin(\\pi/6)", "symbolic"),
+    ("-2", "\\sqrt[3]{-8}", "symbolic"),
+    ("2^{1/3}", "\\sqrt[3]{2}", "symbolic"),
+    ("\\infty", "-(-\\infty)", "symbolic"),
+    ("(y+y, x]", "(2y, x]", "symbolic"),
+    ("3, 2", "2, 3", "symbolic"),
+    ("x>5 \\text{ or } x<3", "x<3 or x>5", "symbolic"),
+    ("(3,x) \\cup (1,2)", "(1,2) \\cup (3,x)", "symbolic"),
+    ("5>x>1", "1 < x < 5", "symbolic"),
+    ("x \\in (1+1,3)", "x \\in (2,3)", "symbolic"),
+    ("b \\neq a", "a \\neq b", "symbolic"),
+    ("2a+2b=180", "a + b = 90", "symbolic"),
+    ("xz = 2y", "\\frac{x}{y} = \\frac{2}{z}", "symbolic"),
+    ("2x + y < 6", "x + 0.5y < 3", "symbolic"),
+    ("x = 9 + y", "\\sqrt{x-y} = 3", "symbolic"),
 ]
 WRONG = [
     ("14", "15", "numeric"),
@@ -85,6 +145,58 @@ WRONG = [
     ("99=13", "13", "equation"),
     ("13=13", "13", "equation"),
     ("2x=26", "13", "equation"),
+    ("2\\sqrt{13} = 7 \\approx 7.21", "2 \\sqrt { 13 }", "equation"),
+    ("2\\sqrt{13} = 7.21", "2 \\sqrt { 13 }", "equation"),
+    ("2\\sqrt{13} \\approx 7.22", "2 \\sqrt { 13 }", "equation"),
+    ("\\frac{2}{3} \\approx 0.66", "\\frac{2}{3}", "equation"),
+    ("\\frac{22}{7} \\approx \\pi", "\\frac{22}{7}", "equation"),
+    ("\\frac{1}{0} = 13", "13", "equation"),
+    ("2\\sqrt{13} \\approx 7.21", "7.2", "numeric"),
+    ("2\\sqrt{13} \\approx 7.21", "7.21", "numeric"),
+    ("\\sqrt[3]{2} \\approx 1.27", "\\sqrt[3]{2}", "symbolic"),
+    ("\\pi \\approx 3.14159265358979323847", "\\pi", "symbolic"),
+    ("13 = \\sqrt[3]{2198}", "13", "symbolic"),
+    ("2\\pi r h = 2 h r", "2 \\pi r h", "symbolic"),
+    ("2\\pi r h = \\pi d h", "2 \\pi r h", "equation"),
+    ("30 percent", "30", "numeric"),
+    # A letter at the end is no unit where the label has letters.
+    ("2\\pi r", "2 \\pi r h", "string"),
+    ("4", "4 s", "string"),
+    ("x+2", "x + 2 t", "string"),
+    ("a \\sqrt{3}", "a \\sqrt { 3 } s", "string"),
+    ("y=3", "y = 3 t", "string"),
+    ("5 s", "5 m", "string"),
+    ("t<5", "t < 5 s", "string"),
+    ("\\frac{1}{2}", "\\frac{1}{2} FT", "string"),
+    # Case and primes.
+    ("A", "A'", "string"),
+    ("A'", "A", "string"),
+    ("A''", "A'", "string"),
+    ("r", "R", "string"),
+    ("2R", "2 r", "string"),
+    ("A", "a", "string"),
+    ("2A+a", "A + 2a", "symbolic"),
+    ("2A'+A", "A' + 2A", "symbolic"),
+    ("abc", "ABC", "string"),
+    ("x_2", "x_1", "string"),
+    # Equality is exact.
+    ("1.259921", "\\sqrt[3]{2}", "symbolic"),
+    ("1.25992104989487316476721060727", "2 ^ { 1 / 3 }", "symbolic"),
+    ("7.389056", "e ^ 2", "string"),
+    ("2.718281828", "e", "string"),
+    ("0.693147", "\\ln 2", "symbolic"),
+    ("0.841471", "\\sin 1", "symbolic"),
+    ("0.6435011", "\\arctan(0.75)", "symbolic"),
+    ("x+1.4142135623730950488", "x + \\sqrt{2}", "symbolic"),
+    ("x + 5", "2(3) + x", "symbolic"),
+    ("3, 3, 2", "2, 2, 3", "symbolic"),
+    ("(2, x)", "(x, 2)", "symbolic"),
+    ("(2y, x)", "(2y, x]", "symbolic"),
+    ("-x < 60", "x < 60", "symbolic"),
+    ("x = 1", "(x-1)(x-2) = 0", "symbolic"),
+    ("(x-1)(y-2)+1=1", "x - 1 = 0y", "symbolic"),
+    ("\\frac{2x}{0}", "\\frac{x}{0}", "symbolic"),
+    ("||x||", "|x|", "symbolic"),
     ("13=x", "13", "equation"),
     ("=13", "13", "equation"),
     ("x=12=13", "13", "equation"),
@@ -154,8 +266,34 @@ def test_real_labels_in_a_box_are_right_and_those_of_other_rows_wrong(graded, re
     assert granted == []
 
 
+@pytest.mark.parametrize(
+    ("label", "answer", "correct"),
+    [
+        (0.00001, "0.00001", True),
+        (1e16, "10000000000000000", True),
+        (0.1 + 0.2, "0.30000000000000004", True),
+        (-2.50, "-2.5", True),
+        (Decimal("1.10"), "1.1", True),
+        (np.float32(0.1), "0.1", True),
+        (1e-05, "1e-05", False),
+        (float("nan"), "nan", False),
+        (float("inf"), "inf", False),
+        (float("-inf"), "-\\infty", False),
+    ],
+)
+def test_labels_that_are_numbers(graded, label, answer, correct):
+    grade = graded(answer, label)
+    assert grade.correct is correct
+    assert (grade.rule == "no_label") == (not math.isfinite(label))
+
+
+def test_equal_concatenations_of_answer_and_label_are_two_questions(graded):
+    assert graded("12", "12").correct
+    assert not graded("1", "212").correct
+
+
 def test_labelled_pairs(graded, math_pairs):
-    """Bars: 97 % of the clear pairs, no false positive of kind hack_*, no adversarial answer granted."""
+    """All clear pairs; no false positive of kind hack_*, no adversarial answer granted."""
     wrong, clear = [], 0
     for pair in math_pairs:
         box = extract_answer(pair["response"])
@@ -166,7 +304,7 @@ def test_labelled_pairs(graded, math_pairs):
             clear += 1
             wrong += [] if correct == pair["expected"] else [pair]
     assert clear >= 140
-    assert len(wrong) <= 0.03 * clear, wrong
+    assert wrong == []
 
 
 def test_string_and_numeric_rules_take_less_than_a_millisecond(math_pairs):

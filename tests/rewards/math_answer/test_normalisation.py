@@ -38,6 +38,11 @@ from geo_sokoban_pipeline.rewards.math_answer.default import MalformedError, nor
         ("\\angle1\\cong\\angle4", "∠ 1 ≅ ∠ 4"),
         ("Not Enough Information", "not enough  information"),
         ("13\u200b", "13"),
+        ("30 Percent", "30\\%"),
+        ("30 \\text{ per cent}", "30\\%"),
+        ("A^\\prime", "A'"),
+        ("A^{\\prime\\prime}", "A″"),
+        ("TRUE", "true"),
     ],
 )
 def test_spellings_of_the_same(text, same):
@@ -55,6 +60,9 @@ def test_spellings_of_the_same(text, same):
         ("(1,200)", "(1200)"),
         ("x^{12}", "x^1 2"),
         ("A", "a"),
+        ("SAS", "sas"),
+        ("A'", "A"),
+        ("what percent", "what\\%"),
         ("\\sin 30^\\circ", "\\sin 30"),
     ],
 )
@@ -95,6 +103,9 @@ def test_once_is_enough(text):
         ("60 m", False, "60"),
         ("60 m", True, "60 m"),
         ("60 cm", True, "60"),
+        ("60 Feet Squared", True, "60"),
+        ("60 CM", False, "60"),
+        ("60 CM", True, "60 CM"),
         ("60 apples", False, "60 apples"),
         ("cm", False, "cm"),
         ("x m", False, "x m"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -14,6 +16,8 @@ from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
     NoValueError,
     OutsideError,
     Surd,
+    decimal_text,
+    label_text,
     read_number,
     within,
 )
@@ -57,6 +61,7 @@ from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
         ("\\pi\\div\\pi", "1"),
         ("\\frac{\\pi}{4}", "0.25\\pi"),
         ("6\\times-2", "-12"),
+        ("1\\frac{5}{2}", "2.5"),  # no mixed number: a product
     ],
 )
 def test_equal_numbers(text, same):
@@ -82,7 +87,25 @@ def test_other_numbers(text, other):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "x", "1 3", "13 14", "1.2.3", "--5", "5-", "/5", "*5", "5!", "(5", "5)", "{5", "5}", "()", "\\sqrt{}"),
+        *(
+            "",
+            "x",
+            "1 3",
+            "1 5/2",
+            "13 14",
+            "1.2.3",
+            "--5",
+            "5-",
+            "/5",
+            "*5",
+            "5!",
+            "(5",
+            "5)",
+            "{5",
+            "5}",
+            "()",
+            "\\sqrt{}",
+        ),
         *("\\frac{1}", "\\frac", "\\sqrt", "\\sqrt[3]{8}", "8^{1/3}", "2^x", "2^2^2", "\\sqrt{-1}", "5=5"),
         *("\\sqrt{1+\\sqrt{2}}", "\\sqrt{\\pi}", "\\frac{1}{1+\\pi}", "\\pitchfork", "1e5", "5,5", "(" * 100 + "5"),
         *("\\frac{1}{\\sqrt2+\\sqrt3+\\sqrt5}", "2**3", "|5|", "[5]", "５", "\\text{5}", "5 \\cdot", "\\sqrt{10^{40}}"),
@@ -103,6 +126,38 @@ def test_unreadable(text):
 def test_no_value(text):
     with pytest.raises(NoValueError):
         read_number(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (15, "15"),
+        (7.5, "7.5"),
+        (2.0, "2.0"),
+        (0.00001, "0.00001"),
+        (1e16, "10000000000000000"),
+        (-1.5e-7, "-0.00000015"),
+        (0.1 + 0.2, "0.30000000000000004"),
+        (Decimal("1.10"), "1.10"),
+        (Decimal("1E+3"), "1000"),
+        (np.int64(3), "3"),
+        (np.float64(1e-5), "0.00001"),
+        (True, None),
+        (Fraction(1, 2), None),
+        ("1e5", None),
+        (None, None),
+    ],
+)
+def test_digits_of_a_number(value, text):
+    assert decimal_text(value) == text
+    assert label_text(value) == (text or ("" if value is None else str(value)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, Decimal("NaN"), Decimal("1e999999999")])
+def test_numbers_without_digits(value):
+    with pytest.raises(ValueError, match="is no number of at most"):
+        decimal_text(value)
+    assert label_text(value) == ""
 
 
 small = st.integers(-30, 30)

@@ -171,6 +171,18 @@ def test_threads_and_event_loops_share_a_grader():
         assert [grade.correct for grade in from_threads[:4]] == [True, True, False, False]
 
 
+def test_a_failed_grade_is_final():
+    """Environment and reward grade the same answer one after the other; the machine may have recovered in between."""
+    bomb_and_label = ("\\boxed{(x+y+3)^{99}(x-y)^{99}*(x+3y)^{99}}", "xy")
+    with GradingPool(workers=1, time_limit=60) as pool, Grader(pool=pool) as grader:
+        assert grader.grade(*ALGEBRA, patience=600).correct  # a worker is up
+        first = grader.submit(*bomb_and_label, patience=600)
+        (pid,) = pool.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        assert first.result(timeout=60).rule == "failed"
+        assert grader.submit(*bomb_and_label) is first
+
+
 def test_handing_in_does_not_block():
     with Grader() as grader:  # a worker takes longer to start
         start = time.monotonic()

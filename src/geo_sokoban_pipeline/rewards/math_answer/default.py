@@ -2,11 +2,8 @@
 
 The answer is the last box of what was said after the thoughts. Answer and label are brought to one spelling; equations
 where the label is none, hedges and several values are refused; texts and exact numbers are compared; what is left
-becomes a question to algebra. An answer is granted whatever its unit, for labels have none. No text is evaluated as
-Python.
-
-Refusals and exact numbers are ours, before math-verify is asked: alone it grants two of the nine hedges in
-docs/graders.md, and its median takes twelve times as long.
+becomes a question to algebra, if both have the same letters. An answer is granted whatever its unit, for labels have
+none. No text is evaluated as Python.
 """
 
 from __future__ import annotations
@@ -20,10 +17,11 @@ from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
     NoNumberError,
     NoValueError,
     Surd,
+    half_unit,
     read_number,
     within,
 )
-from geo_sokoban_pipeline.rewards.math_answer.verdict import Equivalence, Grade, Rule, Undecided
+from geo_sokoban_pipeline.rewards.math_answer.verdict import Equivalence, Grade, Link, Rule, Undecided
 
 LONGEST_ANSWER = 200  # characters within the box
 LONGEST_LABEL = 1000
@@ -78,7 +76,9 @@ def _compare(answer: str, truth: str, tolerance: float) -> _Verdict:
     pair = _reduce(answer, truth, tolerance)
     for rule in (_refuse_equation, _compare_texts, _refuse_hedge, _compare_numbers, _compare_formulas):
         verdict = rule(pair)
-        if verdict is not None:
+        is_granted = isinstance(verdict, tuple) and verdict[0]
+        # A value is right only if all links of its chain hold, which algebra decides.
+        if verdict is not None and not (is_granted and pair.links):
             return verdict
     return False, "string"
 
@@ -88,28 +88,41 @@ class _Pair:
     """Answer and label, both normalised, without a name before an equals sign and without a unit.
 
     Attributes:
+        links: of the answer's chain, where numbers do not decide whether they hold.
         letters: whether the label holds letters.
     """
 
     answer: str
+    links: tuple[Link, ...]
     truth: str
     letters: bool
     tolerance: float
 
 
 def _reduce(answer: str, truth: str, tolerance: float) -> _Pair:
-    truth = value_side(truth)
-    answer = answer if is_relation(truth) else value_side(answer)
+    value, links = value_of_chain(truth, letters=True)
+    truth = truth if links else value
     letters = has_letters(truth)
-    return _Pair(strip_unit(answer, letters=letters), strip_unit(truth, letters=True), letters, tolerance)
+    links = ()
+    if not is_relation(truth):
+        answer, links = value_of_chain(answer, letters=letters)
+    return _Pair(strip_unit(answer, letters=letters), links, strip_unit(truth, letters=True), letters, tolerance)
 
 
 def _refuse_equation(pair: _Pair) -> _Verdict | None:
-    return None if is_relation(pair.answer) == is_relation(pair.truth) else (False, "equation")
+    is_value = is_relation(pair.answer) == is_relation(pair.truth) and (not pair.links or _has_same_letters(pair))
+    return None if is_value else (False, "equation")
 
 
 def _compare_texts(pair: _Pair) -> _Verdict | None:
-    return (True, "string") if text_key(pair.answer) == text_key(pair.truth) else None
+    is_same = text_key(pair.answer) == text_key(pair.truth) or _is_choice(pair.answer, pair.truth)
+    return (True, "string") if is_same else None
+
+
+def _is_choice(answer: str, label: str) -> bool:
+    """Whether both name one of the choices A to E; a small letter in a label is a side or another number."""
+    given, wanted = _CHOICE.fullmatch(answer), _CHOICE.fullmatch(label)
+    return given is not None and wanted is not None and given[1].upper() == wanted[1]
 
 
 def _refuse_hedge(pair: _Pair) -> _Verdict | None:
@@ -135,11 +148,17 @@ def _compare_numbers(pair: _Pair) -> _Verdict | None:
 
 
 def _compare_formulas(pair: _Pair) -> _Verdict | None:
-    """A question to algebra, unless the answer has unknowns and the label none."""
-    is_question = pair.letters or not has_letters(pair.answer)
-    if is_question and is_formula(pair.answer) and is_formula(pair.truth):
-        return Equivalence(pair.answer, pair.truth)
-    return None
+    """A question to algebra, if both have the same letters."""
+    if is_formula(pair.answer) and is_formula(pair.truth) and _has_same_letters(pair):
+        return Equivalence(pair.answer, pair.truth, pair.links)
+    return (False, "equation") if pair.links else None
+
+
+def _has_same_letters(pair: _Pair) -> bool:
+    """Whether all that must be equal has the same letters, with their case, index and primes; roundings have none."""
+    equal = [pair.answer, pair.truth, *(side for link in pair.links if link.is_exact for side in link[:2])]
+    near = [side for link in pair.links if not link.is_exact for side in link[:2]]
+    return len({names(text) for text in equal}) == 1 and all(names(side) <= {"e"} for side in near)
 
 
 def _numbers(text: str) -> tuple[str, list[Surd]] | None:
@@ -186,36 +205,21 @@ def matching_brace(text: str, opening: int) -> int | None:
     return None
 
 
-_FACTOR = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\s*(?=\()")
-
-
-def are_equivalent(answer: str, label: str) -> bool:
-    """Whether math-verify holds an answer for a label, the last rule; runs in a worker process, which limits its time.
-
-    Both are wrapped in a box, because math-verify reads bare LaTeX only in part. A letter before a parenthesis is a
-    factor, which it would take for a function. Its own time limits use signals and are off.
-
-    Args:
-        answer, label: normalised LaTeX of one formula each, without a box.
-    """
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
-    formulas = (_FACTOR.sub(r"\1 \\cdot ", text) for text in (label, answer))
-    parsed = [
-        parse(f"\\boxed{{{text}}}", config, fallback_mode="no_fallback", parsing_timeout=None) for text in formulas
-    ]
-    return all(parsed) and verify(*parsed, timeout_seconds=None)
-
-
 # Shape: what kind of thing a normalised text is, so that who commits to nothing is refused before any algebra.
 
 _MACRO = r"\\[A-Za-z]+"
 # One letter at a time: two ways to split a word would be exponentially many for a sentence.
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega"
 _NAME = re.compile(
-    r"(?:[A-Za-z]|\\(?:angle|triangle|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega|sin|cos|tan|odot)"
+    rf"(?:[A-Za-z]|\\(?:angle|triangle|{_GREEK}|sin|cos|tan|odot)"
     r"(?![A-Za-z])|(?<=\\angle) ?\d+|_(?:\{\w+\}|\w)|'|\s)+"
 )
+# One letter, its index and its primes.
+IDENTIFIER = re.compile(
+    rf"([A-Za-z]|\\(?:{_GREEK})(?![A-Za-z]))(?:\s*_\s*(?:\{{\s*(\w+)\s*\}}|([A-Za-z0-9])))?((?:\s*')*)"
+)
+_WORD_OR_IDENTIFIER = re.compile(rf"\\(?!(?:{_GREEK})(?![A-Za-z]))[A-Za-z]+|{IDENTIFIER.pattern}")
+_CHOICE = re.compile(r"\(?([A-Ea-e])\)?")
 # Capitals are names of points and lines.
 _NO_NAME = re.compile(r"(?<![A-Za-z\\])(?:or|and|either|neither|nor|not|no|never)(?![A-Za-z])")
 _EQUALS = re.compile(r"(?<![<>!])=|\\approx(?![A-Za-z])")
@@ -231,24 +235,60 @@ _MIXED = re.compile(r"(?<![\w.^])(\d+) (\d+)/(\d+)(?!\d)")  # 7 3/4
 _ROOT_DEGREE = re.compile(r"(?<=\\sqrt)\s*\[\w+\]")
 _SEPARATOR = re.compile(r"[,;]")
 _TOKEN = re.compile(
-    r"\s+|\d+(?:\.\d*)?|\.\d+|[-+*/^(){}=<>,:|\[\]]|\\[{}]|(?<=[A-Za-z])['_]"
+    r"\s+|\d+(?:\.\d*)?|\.\d+|[-+*/^(){}=<>,:|\[\]]|\\[{}]|(?<=[A-Za-z])_|(?<=[A-Za-z'])'"
     r"|\\(?:frac|sqrt|cdot|times|div|pi|infty|leq|geq|neq|pm|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln"
-    r"|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega|cup|cap|in)(?![A-Za-z])"
+    rf"|{_GREEK}|cup|cap|in)(?![A-Za-z])"
     r"|(?<![A-Za-z\\])[A-Za-z]{1,2}(?![A-Za-z])"
 )
 _HUGE = re.compile(r"\d{31}|\^\s*[{(]?\s*-?\s*\d{3}|\^[^+\-*/=,<>]*\^|\*\s*\*")
 
 
-def value_side(text: str) -> str:
-    """What stands behind a name and one equals sign, or behind an approximation sign; else the text as it is."""
-    parts = _EQUALS.split(text)
-    if len(parts) != 2:
-        return text
-    name, value = (part.strip() for part in parts)
-    is_name = _NAME.fullmatch(name) and not _NO_NAME.search(name)
-    if not value or not (is_name or (not name and "=" not in text)):
-        return text
-    return value
+def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[Link, ...]]:
+    """What stands behind a name and signs of equality, such as `2\\sqrt{13}` of `x = 2\\sqrt{13} \\approx 7.21`.
+
+    The first value counts. Each other one must equal the one before it, or one of the two must be the other, rounded.
+
+    Args:
+        letters: as for `strip_unit`.
+
+    Returns:
+        The value, and the links that numbers do not decide. The text as it is where it is no chain, or a link is false.
+    """
+    signs = [found[0] for found in _EQUALS.finditer(text)]
+    if not signs or _RELATION.search(text):
+        return text, ()
+    first, *others = (part.strip() for part in _EQUALS.split(text))
+    is_name = _NAME.fullmatch(first) and not _NO_NAME.search(first)
+    if is_name or (not first and signs[0] != "="):
+        first, *others = others
+        del signs[0]
+    parts = [strip_unit(part, letters=letters) for part in (first, *others)]
+    links = [Link(left, right, sign == "=") for left, right, sign in zip(parts, parts[1:], signs, strict=False)]
+    found = [_holds(link) for link in links]
+    undecided = tuple(link for link, holds in zip(links, found, strict=True) if holds is None)
+    is_chain = all(parts) and False not in found
+    is_chain &= all(is_formula(side) and not _SEPARATOR.search(side) for link in undecided for side in link[:2])
+    return (first, undecided) if is_chain else (text, ())
+
+
+def _holds(link: Link) -> bool | None:
+    """Whether two numbers are equal, or one is the other to the digits written; None: one is no exact number."""
+    if text_key(link.left) == text_key(link.right):
+        return False  # it says nothing, as `13=13`
+    try:
+        left, right = read_number(link.left), read_number(link.right)
+    except NoNumberError:
+        return None
+    except NoValueError:
+        return False
+    if link.is_exact:
+        return left == right
+    halves = [half for side in link[:2] if (half := half_unit(side)) is not None]
+    if not halves:
+        return False
+    # Floats do not tell irrational numbers apart that differ by less.
+    is_fine = max(halves) < 1e-9 * max(1.0, abs(float(left)))
+    return None if is_fine and (left + -right).as_rational() is None else within(left, right, max(halves))
 
 
 def is_relation(text: str) -> bool:
@@ -284,6 +324,17 @@ def is_formula(text: str) -> bool:
     return bool(text) and _HUGE.search(text) is None
 
 
+def names(text: str) -> frozenset[str]:
+    """Letters of a formula, each with its index and primes; letters of macros such as `\\frac` are none."""
+    return frozenset(identifier(found) for found in _WORD_OR_IDENTIFIER.finditer(text) if found[1])
+
+
+def identifier(found: re.Match[str]) -> str:
+    """One spelling of what `IDENTIFIER` has found."""
+    index = found[2] or found[3]
+    return found[1] + (f"_{index}" if index else "") + "".join(found[4].split())
+
+
 def has_letters(text: str) -> bool:
     """Whether letters that are no macros are in a text."""
     return re.search("[A-Za-z]", re.sub(_MACRO, "", text)) is not None
@@ -317,7 +368,7 @@ _CHARACTERS = {
         "∼": r"\sim ",
         "△": r"\triangle ",
     },
-    **{"⊥": r"\perp ", "∥": r"\parallel ", "％": r"\%", "′": "'", "’": "'"},
+    **{"⊥": r"\perp ", "∥": r"\parallel ", "％": r"\%", "′": "'", "’": "'", "″": "''"},
     **{"α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "θ": r"\theta "},
     **{"λ": r"\lambda ", "μ": r"\mu ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega "},
 }
@@ -343,8 +394,11 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:measuredangle|sphericalangle)(?![A-Za-z])", r"\\angle"),
         (r"(?<![A-Za-z\\])sqrt(?=\s*[({\d])", r"\\sqrt"),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
+        (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
+        (r"\^\s*\{\s*\\prime\s*\\prime\s*\}", "''"),
     )
 )
+_PERCENT = re.compile(r"(?<=[\d.)}])\s*per ?cent(?![A-Za-z])", re.IGNORECASE)
 _DEGREES = re.compile(
     r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z]))|\\(?:degrees?|deg|textdegree)(?![A-Za-z])"
 )
@@ -353,7 +407,8 @@ _WRAPPER = re.compile(
     r"\\(?:text(?:bf|rm|it|sf|tt|normal|up|sc)?|math(?:rm|bf|it|sf|tt|cal|normal)|operatorname\*?|boldsymbol|bm|[mh]box"
     r"|overline|underline|over(?:left)?rightarrow|wide(?:hat|paren|tilde)|over(?:arc|paren)|ensuremath|boxed)\s*(?=\{)"
 )
-_LONG_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+# A capital may begin a word. Three or four capitals are the name of a figure, unless they are one of these.
+_WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Z][a-z]{2,}|[A-Z]{5,}|(?i:yes|no|not|none|true|false))(?![A-Za-z])")
 _SMALL_GROUP = re.compile(r"(?<=[^A-Za-z])\{([A-Za-z0-9])\}(?!\s*\d)|(?<=[A-Za-z])\{(\d)\}(?!\s*\d)")
 
 
@@ -374,7 +429,7 @@ def normalise(text: str) -> str:
     text = _GROUPED_DIGITS.sub("", text).replace("{,}", ",")
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    text = _unwrap(text)
+    text = _PERCENT.sub(r"\\%", _unwrap(text))
     if not _FUNCTION.search(text):  # the sine of 30 is not that of 30°
         text = _DEGREES.sub(" ", text)
     text = " ".join(text.split())
@@ -385,7 +440,7 @@ def normalise(text: str) -> str:
 
 def text_key(normalised: str) -> str:
     """Form in which normalised texts are compared: spaces only between digits, words in lower case, few braces."""
-    text = _LONG_WORD.sub(lambda found: found[0].lower(), normalised)
+    text = _WORD.sub(lambda found: found[0].lower(), normalised)
     text = re.sub(r"(?<=\d) (?=\d)", "\0", text).replace(" ", "").replace("\0", " ")
     return _SMALL_GROUP.sub(r"\1\2", text)
 
@@ -424,25 +479,25 @@ def _unwrap(text: str) -> str:
 # Units: what may stand behind a number without being part of it. One letter is a unit only where the label holds no
 # letter, since in algebra it is a factor.
 
-_LONG = (
-    "degrees?|deg|radians?|rad|units?|(?:centi|milli|kilo|deci)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?"
-    "|[cmkd]m|in|ft|yds?|mi|mph|(?:kilo)?grams?|kg|lbs?|pounds?|hours?|hrs?|min(?:ute)?s?|sec(?:ond)?s?|dollars?|cents?"
-    "|lit(?:er|re)s?|gallons?"
+_WORDS = (
+    "degrees?|radians?|units?|(?:centi|milli|kilo|deci)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?"
+    "|(?:kilo)?grams?|pounds?|hours?|minutes?|seconds?|dollars?|cents?|lit(?:er|re)s?|gallons?"
 )
+_ABBREVIATIONS = "deg|rad|[cmkd]m|in|ft|yds?|mi|mph|kg|lbs?|hrs?|mins?|secs?"
 _SHORT = "[msghL]"
 _PREFIX = r"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?"
-_POWER = r"(?:\s*(?:\^\s*\{?\s*[23]\s*\}?|squared|cubed))?"
+_POWER = r"(?:\s*(?:\^\s*\{?\s*[23]\s*\}?|(?i:squared|cubed)))?"
 
 
 def _pattern(words: str) -> re.Pattern[str]:
-    unit = rf"{_PREFIX}(?:{words})\.?{_POWER}"
+    unit = rf"(?i:{_PREFIX})(?:{words})\.?{_POWER}"
     # A unit follows a number: a digit, a closed group, a percent sign or π.
     behind = r"(?:(?<=[\d.)}%])|(?<=\\pi))"
-    return re.compile(rf"{behind}\s*{unit}(?:\s*(?:/|per)\s*{unit})?$", re.IGNORECASE)
+    return re.compile(rf"{behind}\s*{unit}(?:\s*(?:/|(?i:per))\s*{unit})?$")
 
 
-_ANY = _pattern(f"{_LONG}|{_SHORT}")
-_UNMISTAKABLE = _pattern(_LONG)
+_ANY = _pattern(f"(?i:{_WORDS}|{_ABBREVIATIONS}|{_SHORT})")
+_UNMISTAKABLE = _pattern(f"(?i:{_WORDS})|{_ABBREVIATIONS}")  # capitals such as `FT` name a segment
 
 
 def strip_unit(text: str, *, letters: bool) -> str:

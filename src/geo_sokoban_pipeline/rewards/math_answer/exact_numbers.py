@@ -13,7 +13,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from numbers import Real
+from typing import Any, ClassVar
 
 Term = tuple[int, int]  # square-free radicand, power of π
 _MOST_BITS = 2048  # of a numerator or denominator
@@ -24,10 +27,10 @@ _NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+", re.ASCII)
 _MIXED_LATEX = re.compile(r"\s*\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _MIXED_PLAIN = re.compile(r"\s+(\d+)\s*/\s*(\d+)(?!\d)")
 _SPACE = re.compile(r"\s*")
+_DECIMAL = re.compile(r"\s*[-+]?\s*\d*(?:\.(\d*))?\s*(\\?%)?", re.ASCII)
 _DEEPEST = 40
 _MOST_DIGITS = 600
 _TIMES = ("\\cdot", "\\times", "*")
-_OVER = ("\\div", "/")
 _PERCENT = ("\\%", "%")
 
 
@@ -49,38 +52,101 @@ def read_number(text: str) -> Surd:
         NoNumberError: it is no number of this grammar.
         NoValueError: it divides by zero, or has more than about 600 digits.
     """
-    reader = _Reader(text)
     try:
-        value = reader.read_sum()
+        value: Surd = Reader(text).read()
     except (ZeroDivisionError, TooLargeError) as error:
         raise NoValueError(str(error)) from error
     except OutsideError as error:
         raise NoNumberError(str(error)) from error
-    if not reader.at_end():
-        raise NoNumberError("more than a number")
     return value
 
 
-def within(answer: Surd, label: Surd, tolerance: float) -> bool:
+def within(answer: Surd, label: Surd, tolerance: float | Fraction) -> bool:
     """Whether two numbers differ by at most a tolerance; rational ones are compared exactly, as decimals."""
     difference = answer + -label
     exact = difference.as_rational()
     return abs(float(difference)) <= tolerance if exact is None else abs(exact) <= Fraction(str(tolerance))
 
 
-class _Reader:
-    """A position in a text, moved on by everything that reads from it."""
+def half_unit(text: str) -> Fraction | None:
+    """Half a unit of a decimal's last digit, so much a rounded number may differ; None: the text is no decimal."""
+    found = _DECIMAL.fullmatch(text)
+    if found is None:
+        return None
+    digits = len(found[1] or "") + (2 if found[2] else 0)
+    return Fraction(1, 2 * 10**digits)
+
+
+def label_text(label: object) -> str:
+    """A label or an answer as the text that is compared; empty for None, NaN and infinities, which are none."""
+    try:
+        digits = decimal_text(label)
+    except ValueError:
+        return ""
+    return digits if digits is not None else "" if label is None else str(label)
+
+
+def decimal_text(value: object) -> str | None:
+    """Digits of a number without an exponent: of a float the fewest that mean it, of a `Decimal` those it was given.
+
+    Returns:
+        None: the value is no number, but a text, a fraction, or true or false.
+
+    Raises:
+        ValueError: the number is not finite, or has an exponent of hundreds.
+    """
+    if not isinstance(value, Real | Decimal) or isinstance(value, bool | Fraction):
+        return None
+    exact = Decimal(str(value))
+    if not exact.is_finite() or abs(exact.adjusted()) > _MOST_DIGITS:
+        raise ValueError(f"{value} is no number of at most {_MOST_DIGITS} digits")
+    return format(exact, "f")
+
+
+def decimal_of_json(text: str) -> float | Decimal:
+    """A number of a JSON text, for `parse_float`: a float, or a `Decimal` where a float has not the digits written."""
+    number = float(text)
+    try:
+        return number if Decimal(text) == Decimal(str(number)) else Decimal(text)
+    except InvalidOperation:  # its exponent has more digits than a Decimal's may have
+        return number
+
+
+class Reader:
+    """The grammar of numbers: a position in a text, moved on by everything that reads from it.
+
+    It makes `Surd`s. Algebra makes its formulas of the same grammar, by other constructors and more bases.
+    """
+
+    _OVER: ClassVar[tuple[str, ...]] = ("\\div", "/")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
         self.depth = 0
 
-    def at_end(self) -> bool:
-        self._skip_space()
-        return self.at == len(self.text)
+    def read(self) -> Any:
+        """The value of the whole text.
 
-    def read_sum(self) -> Surd:
+        Raises:
+            NoNumberError: it is not of this grammar.
+        """
+        value = self._read_sum()
+        self._skip_space()
+        if self.at < len(self.text):
+            raise NoNumberError("more than a number")
+        return value
+
+    def _rational(self, number: Fraction) -> Any:
+        return Surd.rational(number)
+
+    def _pi(self) -> Any:
+        return Surd.pi()
+
+    def _root(self, radicand: Any) -> Any:
+        return radicand.root()
+
+    def _read_sum(self) -> Any:
         self.depth += 1
         if self.depth > _DEEPEST:
             raise NoNumberError("nested too deeply")
@@ -97,30 +163,34 @@ class _Reader:
                 self.depth -= 1
                 return total
 
-    def _read_product(self) -> Surd:
+    def _read_product(self) -> Any:
         product = self._read_power()
         while True:
             if any(self._take(sign) for sign in _TIMES):
                 product = product * self._read_signed_power()
-            elif any(self._take(sign) for sign in _OVER):
+            elif any(self._take(sign) for sign in self._OVER):
                 product = product / self._read_signed_power()
-            elif self._peeks("\\frac", "\\sqrt", "\\pi", "(", "{"):
+            elif self._is_factor():
                 product = product * self._read_power()
             else:
                 return product
 
-    def _read_signed_power(self) -> Surd:
+    def _is_factor(self) -> bool:
+        """Whether what comes is multiplied although no sign says so."""
+        return self._peeks("\\frac", "\\sqrt", "\\pi", "(", "{")
+
+    def _read_signed_power(self) -> Any:
         return -self._read_power() if self._take("-") else self._read_power()
 
-    def _read_power(self) -> Surd:
+    def _read_power(self) -> Any:
         base = self._read_base()
         if self._take("^"):
             base = self._raise(base)
         if any(self._take(sign) for sign in _PERCENT):
-            base = base / Surd.rational(100)
+            base = base / self._rational(Fraction(100))
         return base
 
-    def _raise(self, base: Surd) -> Surd:
+    def _raise(self, base: Any) -> Any:
         negative = self._take("-")
         value = (self._read_group() if self._peeks("{", "(") else self._read_literal()).as_rational()
         if self._peeks("^") or value is None:
@@ -132,28 +202,28 @@ class _Reader:
             return base.root() ** exponent.numerator
         raise NoNumberError("a root that is not a square root")
 
-    def _read_base(self) -> Surd:
+    def _read_base(self) -> Any:
         if self._take("\\pi"):
-            return Surd.pi()
+            return self._pi()
         if self._take("\\frac"):
             upper = self._read_argument()
             return upper / self._read_argument()
         if self._take("\\sqrt"):
-            return (self._read_group() if self._peeks("{", "(") else self._read_root_argument()).root()
+            return self._root(self._read_group() if self._peeks("{", "(") else self._read_root_argument())
         if self._peeks("{", "("):
             return self._read_group()
         return self._read_literal(mixed=True)
 
-    def _read_root_argument(self) -> Surd:
+    def _read_root_argument(self) -> Any:
         """What a root without braces covers: a whole number, as it is meant, not its first digit, as TeX reads it."""
-        return Surd.pi() if self._take("\\pi") else self._read_literal()
+        return self._pi() if self._take("\\pi") else self._read_literal()
 
-    def _read_argument(self) -> Surd:
+    def _read_argument(self) -> Any:
         """An argument of a fraction: a group, or one digit."""
         if self._peeks("{"):
             return self._read_group()
         if self._take("\\pi"):
-            return Surd.pi()
+            return self._pi()
         if self._peeks("\\sqrt"):
             return self._read_base()
         self._skip_space()
@@ -161,18 +231,18 @@ class _Reader:
         if not (digit.isascii() and digit.isdigit()):
             raise NoNumberError("a fraction without parts")
         self.at += 1
-        return Surd.rational(int(digit))
+        return self._rational(Fraction(int(digit)))
 
-    def _read_group(self) -> Surd:
+    def _read_group(self) -> Any:
         closing = "}" if self._take("{") else ")"
         if closing == ")" and not self._take("("):
             raise NoNumberError("no group")
-        value = self.read_sum()
+        value = self._read_sum()
         if not self._take(closing):
             raise NoNumberError("a group that is not closed")
         return value
 
-    def _read_literal(self, *, mixed: bool = False) -> Surd:
+    def _read_literal(self, *, mixed: bool = False) -> Any:
         self._skip_space()
         found = _NUMBER.match(self.text, self.at)
         if found is None:
@@ -186,7 +256,7 @@ class _Reader:
         self._skip_space()
         if self.text[self.at : self.at + 1].isdigit() or self.text[self.at : self.at + 1] == ".":
             raise NoNumberError("two numbers side by side")
-        return Surd.rational(number)
+        return self._rational(number)
 
     def _read_fraction_of_mixed(self) -> Fraction:
         for pattern in (_MIXED_LATEX, _MIXED_PLAIN):

@@ -21,6 +21,7 @@ from typing import Self, get_args
 from cachetools import LRUCache
 
 from geo_sokoban_pipeline.rewards.math_answer.default import examine_default, extract_answer
+from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import label_text
 from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, Decision, GradingPool
 from geo_sokoban_pipeline.rewards.math_answer.slime_exact import (
     behind_thoughts,
@@ -152,13 +153,13 @@ class Grader:
 
         Args:
             response: text of the policy; None counts as empty.
-            label: ground truth, a text or a number; None: there is none.
+            label: see `label_text`.
             patience: seconds after which an answer that no worker has got to counts as wrong, with rule `timeout`.
 
         Returns:
             Its grade, done already where no algebra is needed.
         """
-        truth = "" if label is None else str(label)
+        truth = label_text(label)
         if not truth.strip():
             return _done(Grade(False, "no_label"))
         box = self._rules.extract(response or "")
@@ -216,10 +217,9 @@ class Grader:
             self._forget(key)
             grade.set_exception(error)
             return
-        # The fault may be the machine's, another time it may be decided.
-        if answer == "failed":
-            self._forget(key)
-        elif answer == "late":
+        # `failed` is kept although the fault may be the machine's: the reward must not get another verdict than the
+        # environment.
+        if answer == "late":
             # Who asks soon again, as the reward does after the environment, gets the same verdict and does not wait.
             with self._lock:
                 if (known := self._cache.get(key)) is not None:

@@ -198,7 +198,7 @@ class WorkerProcess:
         if response is None or "failed" in response:
             self.stop()
             reason = f"not ready after {_STARTING_SECONDS} s" if response is None else response["failed"]
-            raise WorkerError(f"no grading worker: {reason}. Is math-verify installed, and is there memory left?")
+            raise WorkerError(f"no grading worker: {reason}. Is SymPy installed, and is there memory left?")
         self._ready = True
         return True
 
@@ -325,12 +325,12 @@ def _warm_up() -> None:
 
 def _decide(question: dict[str, Any]) -> bool:
     # Algebra is imported in workers alone.
-    from geo_sokoban_pipeline.rewards.math_answer.default import are_equivalent
+    from geo_sokoban_pipeline.rewards.math_answer.algebra import are_equivalent
     from geo_sokoban_pipeline.rewards.math_answer.slime_exact import difference_vanishes
 
     if "texts" in question:
         return all(difference_vanishes(text, question["tolerance"]) for text in question["texts"])
-    return are_equivalent(question["answer"], question["label"])
+    return are_equivalent(question["answer"], question["label"], question.get("links", ()))
 
 
 def _resident_bytes() -> int:

@@ -6,7 +6,7 @@ Graders are pure functions that return one or the other at once; the worker pool
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 GraderName = Literal["default", "slime_exact", "deepscaler", "geo3k"]
 Rule = Literal[
@@ -42,12 +42,21 @@ class Grade:
     extracted: str | None = None
 
 
+class Link(NamedTuple):
+    """A link of a chain such as `2\\sqrt{13} \\approx 7.21`: the sides are equal, or so to the digits written."""
+
+    left: str
+    right: str
+    is_exact: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Equivalence:
-    """Question to math-verify: are an answer and a label, as LaTeX without a box, the same?"""
+    """Question to algebra: are an answer and a label, as LaTeX without a box, the same, and do all links hold?"""
 
     answer: str
     label: str
+    links: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
