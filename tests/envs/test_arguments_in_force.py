@@ -198,6 +198,13 @@ def _lists() -> None:
         problem(tolerate_list_arguments=False).step(call("", '["5"]'))
 
 
+@shows("geometry", "tolerate_latex")
+def _latex() -> None:
+    for tolerate in (True, False):
+        info = problem(tolerate_latex=tolerate).step(call("", '{"answer": "\\frac{10}{2}"}'))[2]
+        assert (info["score"] == 1.0) == tolerate
+
+
 @shows("geometry", "earlier_call_counts")
 def _earlier() -> None:
     text = f"{call('5')}<tool_call>{{5}}</tool_call>"

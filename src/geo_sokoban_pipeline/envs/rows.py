@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import decimal_of_json
 from geo_sokoban_pipeline.runs.row_stream import open_parquet
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any] | BadRow]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line, parse_float=decimal_of_json)
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 yield BadRow(f"line is not JSON: {error}", line.decode("utf-8", "replace").rstrip("\n"))
                 continue

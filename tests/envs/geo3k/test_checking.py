@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 
 import pytest
 
@@ -48,6 +49,8 @@ def process(row, instruction):
         ({"problem": "<image>a\x01"}, r"problem holds the control character U\+0001"),
         ({"problem": "<image>\ud800"}, "surrogates not allowed"),
         ({"answer": None}, "answer is missing"),
+        ({"answer": float("nan")}, "answer is nan; a text or a finite number is expected"),
+        ({"answer": Decimal("Infinity")}, "answer is Infinity; a text or a finite number is expected"),
         ({"answer": ""}, "answer is blank"),
         ({"answer": True}, "answer is a bool"),
         ({"answer": {"value": 1}}, "answer is a dict"),
@@ -88,6 +91,8 @@ def test_rejected_rows_show_what_they_held_in_short():
     [
         (source_row(answer=15), "15", 1),
         (source_row(answer=7.5), "7.5", 1),
+        (source_row(answer=0.00001), "0.00001", 1),
+        (source_row(answer=Decimal("1.10")), "1.10", 1),
         (source_row(answer=" 5 \\sqrt { 3 } "), "5 \\sqrt { 3 }", 1),
         (source_row(images=uri(image_file(drawing()))), "15", 1),  # one image that is no list
         (source_row(images=[image_file(drawing())]), "15", 1),

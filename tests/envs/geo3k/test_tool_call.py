@@ -40,6 +40,14 @@ def scored(answer: str = '"5"', name: str = "calc_score") -> str:
         (scored("[5]"), ToolCall("calc_score", "[5]")),
         (scored("false"), ToolCall("calc_score", "False")),
         (scored('"\\\\frac{1}{2}"'), ToolCall("calc_score", "\\frac{1}{2}")),
+        (scored("0.00001"), ToolCall("calc_score", "0.00001")),
+        (scored("1e16"), ToolCall("calc_score", "10000000000000000")),
+        (scored("0.1234567890123456789"), ToolCall("calc_score", "0.1234567890123456789")),
+        (scored("1e400"), ToolCall("calc_score", "1" + 400 * "0")),
+        (scored("9" * 5000), ToolCall("calc_score", "9" * 5000)),
+        (scored("NaN"), ToolCall("calc_score", None)),
+        (scored("-Infinity"), ToolCall("calc_score", None)),
+        (scored("1e999999999"), ToolCall("calc_score", None)),
         # The form of OpenAI, with arguments as JSON text and as an object.
         (call(r'{"function": {"name": "calc_score", "arguments": "{\"answer\": \"5\"}"}}'), FIVE),
         (call('{"function": {"name": "calc_score", "arguments": {"answer": 5}}}'), FIVE),
@@ -102,6 +110,46 @@ def test_original_rules_can_be_chosen():
     broken_last = scored() + call("{oops}")
     assert parse_tool_call(broken_last) is None
     assert parse_tool_call(broken_last, earlier_call_counts=True) == FIVE
+
+
+@pytest.mark.parametrize(
+    "latex",
+    [
+        *(r"5\sqrt{3}", r"\frac{1}{2}", r"\text{A}", r"\theta", r"\beta", r"\nu", r"\rho+\tau", r"2\times 3", r"50\%"),
+        *(r"\left(1, 2\right)", r"x \neq 5", r"\boxed{5}", r"\underline{AB}", r"\upsilon", r"\bar{x}", r"\tan 30"),
+        *(r"\dfrac{\sqrt{3}}{2}\pi", r"5\\\sqrt{3}", r"\textbf{5}", r"\triangle ABC", r"\not= 5", r"\uparrow"),
+    ],
+)
+def test_latex_with_single_backslashes(latex):
+    wanted = ToolCall("calc_score", latex.replace("\\\\", "\\"))
+    assert parse_tool_call(scored(f'"{latex}"')) == wanted
+    in_text = json.dumps(f'{{"answer": "{latex}"}}')
+    assert parse_tool_call(call(f'{{"name": "calc_score", "arguments": {in_text}}}')) == wanted
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("5\\u00b0", "5°"),
+        ('5\\"', '5"'),
+        ("a\\nb", "a\nb"),
+        ("a\\tb", "a\tb"),
+        ("1\\r\\n2", "1\r\n2"),
+        ("5\\/2", "5/2"),
+        ("a\\f2", "a\f2"),
+    ],
+)
+def test_escapes_of_json_stay_what_they_are(written, answer):
+    assert parse_tool_call(scored(f'"{written}"')) == ToolCall("calc_score", answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [("0.00001", "1e-05"), ('"\\frac{1}{2}"', "rac{1}{2}"), ("NaN", "nan"), ("1e400", "inf"), ('"5\\sqrt{3}"', None)],
+)
+def test_the_original_reads_plain_json(answer, read):
+    found = parse_tool_call(scored(answer), tolerate_latex=False)
+    assert found == (None if read is None else ToolCall("calc_score", read))
 
 
 def test_half_a_surrogate_pair_can_be_written_to_a_file():

@@ -28,6 +28,7 @@ from geo_sokoban_pipeline.envs.images import base64_bytes, data_uri_bytes, decod
 from geo_sokoban_pipeline.envs.rows import BadRow, RejectedRow, check_unicode, json_columns, row_as_text
 from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps, share_out
 from geo_sokoban_pipeline.formats import type_name
+from geo_sokoban_pipeline.rewards.math_answer import decimal_text, label_text
 from geo_sokoban_pipeline.runs.row_stream import Row
 from geo_sokoban_pipeline.seeding import content_hash, derive_seed, python_generator
 
@@ -173,8 +174,13 @@ def _read_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 def _read_text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     # Labels of other sets may be numbers.
-    if isinstance(value, int | float) and not isinstance(value, bool) and name == "answer":
-        return str(value)
+    if name == "answer":
+        try:
+            digits = decimal_text(value)
+        except ValueError as error:
+            raise ValueError(f"answer is {value}; a text or a finite number is expected") from error
+        if digits is not None:
+            return digits
     if not isinstance(value, str):
         state = "missing" if value is None else type_name(value)
         raise ValueError(f"{name} is {state}; a text is expected")
@@ -215,11 +221,10 @@ logger = logging.getLogger(__name__)
 
 def read_ground_truth(sample: Mapping[str, Any]) -> str | None:
     """The reference of a row as text; None, with one warning per row, if it has none."""
-    answer = sample.get("answer")
-    if answer is None:
+    text = label_text(sample.get("answer"))
+    if not text:
         _warn(str(sample.get("id")))
-        return None
-    return str(answer)
+    return text or None
 
 
 def read_family(sample: Mapping[str, Any]) -> str | None:

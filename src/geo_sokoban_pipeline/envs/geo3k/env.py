@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.envs.geo3k.data import read_family, read_ground_truth
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
 from geo_sokoban_pipeline.envs.geo3k.tool_call import CALL_MARK, ToolCall, parse_tool_call
 from geo_sokoban_pipeline.rewards.geo3k import GradingOptions, read_options
-from geo_sokoban_pipeline.rewards.math_answer import Grade, prepare_grade
+from geo_sokoban_pipeline.rewards.math_answer import Grade, label_text, prepare_grade
 from geo_sokoban_pipeline.rewards.text import assistant_text, has_box, repetition
 
 
@@ -29,6 +29,7 @@ class Geo3kEnvOptions(GradingOptions):
         "end_on_correct": False,
         "after_think": False,
         "tolerate_list_arguments": False,
+        "tolerate_latex": False,
         "quote": "raw",
     }
 
@@ -40,6 +41,10 @@ class Geo3kEnvOptions(GradingOptions):
     tolerate_list_arguments: bool = Field(
         True,
         description="Take arguments that are no JSON object for a missing answer; off: such a call fails the episode.",
+    )
+    tolerate_latex: bool = Field(
+        True,
+        description="Read LaTeX in calls with single backslashes too, and numbers by their digits; off: as plain JSON.",
     )
     earlier_call_counts: bool = Field(
         False,
@@ -130,7 +135,7 @@ class AnswerSheet:
     """
 
     def __init__(self, ground_truth: object, options: GradingOptions, family: str | None = None) -> None:
-        self.ground_truth = None if ground_truth is None else str(ground_truth)
+        self.ground_truth = label_text(ground_truth) or None
         self._family = family
         self._options = options
         self.clear()
@@ -291,7 +296,12 @@ class Geo3kEnv:
 
     def _read(self, text: str) -> ToolCall | None:
         options = self.options
-        return parse_tool_call(text, after_think=options.after_think, earlier_call_counts=options.earlier_call_counts)
+        return parse_tool_call(
+            text,
+            after_think=options.after_think,
+            earlier_call_counts=options.earlier_call_counts,
+            tolerate_latex=options.tolerate_latex,
+        )
 
     def _say(self, case: str, quoted: str = "") -> dict[str, Any]:
         options = self.options

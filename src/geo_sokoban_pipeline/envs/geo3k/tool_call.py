@@ -1,5 +1,6 @@
 """Grammar of the scoring call: `<tool_call>{"name": …, "arguments": {"answer": …}}</tool_call>`, the last one counts.
 
+Policies write LaTeX into JSON as they write it elsewhere, with one backslash. Such answers are read as they were meant.
 Reading takes time linear in the text and never raises, whatever the text holds: what is no call is None.
 """
 
@@ -10,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import decimal_of_json, label_text
+
 TOOL_NAMES = ("calc_score", "calc_geo3k_reward")
 CALL_MARK = "<tool_call>"
 _THINK_END = "</think>"
@@ -18,6 +21,14 @@ _THINK_END = "</think>"
 # one reads to the end of the text again for each call that nothing closes.
 _OPEN = re.compile(r"<tool_call>\s*\{")
 _CLOSE = re.compile(r"\}\s*</tool_call>")
+# Macros that begin like an escape of JSON. A form feed or a backspace before a letter is always one.
+_MACROS = (
+    "n(?:abla|earrow|e|eq|eg|exists|geq|i|leq|mid|ot|otin|parallel|u|warrow)"
+    "|r(?:angle|brace|brack|ceil|floor|ho|ight|ightarrow|m|oot|vert)"
+    "|t(?:an|anh|au|ext|ext[a-z]+|frac|herefore|heta|hinspace|ilde|imes|o|op|riangle)"
+)
+_ESCAPE = re.compile(rf"""(\\(?:["\\/]|u[0-9A-Fa-f]{{4}}|[bf](?![A-Za-z])|(?!(?:{_MACROS})(?![A-Za-z]))[nrt]))|\\""")
+_LONGEST_INTEGER = 1000  # digits; Python converts no more than some thousands
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,9 @@ class ToolCall:
         return self.name in TOOL_NAMES
 
 
-def parse_tool_call(text: str, *, after_think: bool = True, earlier_call_counts: bool = False) -> ToolCall | None:
+def parse_tool_call(
+    text: str, *, after_think: bool = True, earlier_call_counts: bool = False, tolerate_latex: bool = True
+) -> ToolCall | None:
     """The scoring call of a response.
 
     The body is a JSON object with `name` and `arguments`, or with both in an object `function`; arguments may be JSON
@@ -50,6 +63,8 @@ def parse_tool_call(text: str, *, after_think: bool = True, earlier_call_counts:
         text: the whole response.
         after_think: read only what follows the last `</think>`, if there is one. Off is the original's rule.
         earlier_call_counts: where the last call cannot be read, take the last one that can. Off is the original's rule.
+        tolerate_latex: read `"\\frac{1}{2}"` and `"5\\sqrt{3}"` as if their backslashes were doubled, and numbers by
+            their digits. Off is the original's rule: what JSON and `str` make of them.
 
     Returns:
         None where there is no call, or the one that counts is not JSON, has no name, or has arguments in JSON text that
@@ -59,14 +74,14 @@ def parse_tool_call(text: str, *, after_think: bool = True, earlier_call_counts:
         text = text.rpartition(_THINK_END)[2]
     bodies = _bodies(text)
     for body in reversed(bodies if earlier_call_counts else bodies[-1:]):
-        if (call := _read_body(body)) is not None:
+        if (call := _read_body(body, tolerate_latex)) is not None:
             return call
     return None
 
 
 def call_answers(text: str) -> list[str]:
     """Answers of all calls of a text that can be read, in order."""
-    calls = (_read_body(body) for body in _bodies(text))
+    calls = (_read_body(body, tolerate_latex=True) for body in _bodies(text))
     return [call.answer for call in calls if call is not None and call.answer is not None]
 
 
@@ -87,26 +102,33 @@ def _bodies(text: str) -> list[str]:
     return bodies
 
 
-def _read_body(body: str) -> ToolCall | None:
+def _read_body(body: str, tolerate_latex: bool) -> ToolCall | None:
+    load = _load_latex if tolerate_latex else json.loads
     try:
-        payload = json.loads(body)
+        payload = load(body)
         function = payload.get("function")
         function = function if isinstance(function, dict) else {}
         arguments = payload.get("arguments") or function.get("arguments") or {}
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        answer = _answer_text(arguments)
+            arguments = load(arguments)
+        given = arguments.get("answer") if isinstance(arguments, dict) else None
+        text = label_text(given) if tolerate_latex or given is None else str(given)
     except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, nesting beyond the stack
         return None
     name = payload.get("name") or function.get("name")
     if not isinstance(name, str):
         return None
-    return ToolCall(_printable(name), answer, not isinstance(arguments, dict))
+    return ToolCall(_printable(name), _printable(text) or None, not isinstance(arguments, dict))
 
 
-def _answer_text(arguments: Any) -> str | None:
-    given = arguments.get("answer") if isinstance(arguments, dict) else None
-    return None if given is None else _printable(str(given)) or None
+def _load_latex(text: str) -> Any:
+    """Value of a JSON text in which backslashes of LaTeX may be single."""
+    text = _ESCAPE.sub(lambda found: found[1] or r"\\", text)
+    return json.loads(text, parse_float=decimal_of_json, parse_int=_integer)
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) <= _LONGEST_INTEGER else text
 
 
 def _printable(text: str) -> str:
