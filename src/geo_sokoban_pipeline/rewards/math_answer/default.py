@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
     read_number,
     within,
 )
-from geo_sokoban_pipeline.rewards.math_answer.verdict import Equivalence, Grade, Link, Rule, Undecided
+from geo_sokoban_pipeline.rewards.math_answer.verdict import ChainLink, Equivalence, Grade, Rule, Undecided
 
 LONGEST_ANSWER = 200  # characters within the box
 LONGEST_LABEL = 1000
@@ -93,7 +93,7 @@ class _Pair:
     """
 
     answer: str
-    links: tuple[Link, ...]
+    links: tuple[ChainLink, ...]
     truth: str
     letters: bool
     tolerance: float
@@ -243,7 +243,7 @@ _TOKEN = re.compile(
 _HUGE = re.compile(r"\d{31}|\^\s*[{(]?\s*-?\s*\d{3}|\^[^+\-*/=,<>]*\^|\*\s*\*")
 
 
-def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[Link, ...]]:
+def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[ChainLink, ...]]:
     """What stands behind a name and signs of equality, such as `2\\sqrt{13}` of `x = 2\\sqrt{13} \\approx 7.21`.
 
     The first value counts. Each other one must equal the one before it, or one of the two must be the other, rounded.
@@ -263,7 +263,7 @@ def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[Link, ...]]:
         first, *others = others
         del signs[0]
     parts = [strip_unit(part, letters=letters) for part in (first, *others)]
-    links = [Link(left, right, sign == "=") for left, right, sign in zip(parts, parts[1:], signs, strict=False)]
+    links = [ChainLink(left, right, sign == "=") for left, right, sign in zip(parts, parts[1:], signs, strict=False)]
     found = [_holds(link) for link in links]
     undecided = tuple(link for link, holds in zip(links, found, strict=True) if holds is None)
     is_chain = all(parts) and False not in found
@@ -271,7 +271,7 @@ def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[Link, ...]]:
     return (first, undecided) if is_chain else (text, ())
 
 
-def _holds(link: Link) -> bool | None:
+def _holds(link: ChainLink) -> bool | None:
     """Whether two numbers are equal, or one is the other to the digits written; None: one is no exact number."""
     if text_key(link.left) == text_key(link.right):
         return False  # it says nothing, as `13=13`

@@ -42,7 +42,7 @@ class Grade:
     extracted: str | None = None
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """A link of a chain such as `2\\sqrt{13} \\approx 7.21`: the sides are equal, or so to the digits written."""
 
     left: str
@@ -56,7 +56,7 @@ class Equivalence:
 
     answer: str
     label: str
-    links: tuple[Link, ...] = ()
+    links: tuple[ChainLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
