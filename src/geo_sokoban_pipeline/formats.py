@@ -19,16 +19,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def in_percent(share: float, digits: int = 1) -> str:
+    """A share as `66.3`, without its sign.
+
+    The one rounding of percentages, as in the browser (`fixed`): a tie goes to the even digit, 264 of 640 is 41.2.
+    """
+    return f"{share * 100:.{digits}f}"
+
+
 def percent(share: float | None, digits: int = 1) -> str:
     """A share in [0, 1] as `66.3 %`."""
-    return f"{share * 100:.{digits}f}{_NARROW_SPACE}%" if share is not None and is_number(share) else DASH
+    return f"{in_percent(share, digits)}{_NARROW_SPACE}%" if share is not None and is_number(share) else DASH
 
 
 def percent_range(low: float | None, high: float | None, digits: int = 1) -> str:
     """An interval of shares as `62.5–69.8 %`."""
     if low is None or high is None or not (is_number(low) and is_number(high)):
         return DASH
-    return f"{low * 100:.{digits}f}–{high * 100:.{digits}f}{_NARROW_SPACE}%"
+    return f"{in_percent(low, digits)}–{in_percent(high, digits)}{_NARROW_SPACE}%"
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.envs.geo3k.evaluation import (
     record_answer,
 )
 from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
-from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, wilson_interval
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, cluster_interval
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.evaluation.summary import image_ablations, shuffle_images
@@ -117,22 +117,23 @@ def test_first_attempts_are_unknown_where_one_is():
 
 def test_row():
     row = summarise_answers(RECORDS, policy="final", mode="greedy")
-    low, high = wilson_interval(2, 4)
-    first_low, first_high = wilson_interval(1, 4)
-    half = dict(zip(("low", "high"), wilson_interval(1, 2), strict=True))
-    counts = {"episodes": 2, "solved": 1, "solve_rate": 0.5, **half}
+    # Two prompts of two episodes each, one of which is solved.
+    own = dict(zip(("low", "high"), cluster_interval([1, 1], [2, 2]), strict=True))
+    first = dict(zip(("low", "high"), cluster_interval([1, 0], [2, 2]), strict=True))
+    half = dict(zip(("low", "high"), cluster_interval([1], [2]), strict=True))
+    counts = {"episodes": 2, "clusters": 1, "solved": 1, "solve_rate": 0.5, **half}
     assert row == {
         "policy": "final",
         "mode": "greedy",
         "episodes": 4,
+        "clusters": 2,
         "solved": 2,
         "solve_rate": 0.5,
-        "low": low,
-        "high": high,
+        **own,
         "mean_return": pytest.approx(1 / 3),
         "invalid_share": pytest.approx(1 / 5),
         "pass_at_k": pytest.approx({"1": 0.5, "2": 1.0}),
-        "first_attempt": {"episodes": 4, "solved": 1, "solve_rate": 0.25, "low": first_low, "high": first_high},
+        "first_attempt": {"episodes": 4, "clusters": 2, "solved": 1, "solve_rate": 0.25, **first},
         "answered_share": 0.75,
         "plausible_share": 0.5,
         "tools": {"called_share": 0.5, "calls": 0.75, "valid_share": pytest.approx(2 / 3)},
@@ -149,11 +150,11 @@ def test_row():
                 {"label": "linear_pair", **counts, "first_attempts": 0},
             ],
             "answer_form": [
-                {"label": "integer", "episodes": 4, "solved": 2, "solve_rate": 0.5, "low": low, "high": high}
+                {"label": "integer", "episodes": 4, "clusters": 2, "solved": 2, "solve_rate": 0.5, **own}
                 | {"first_attempts": 1}
             ],
             "difficulty": [
-                {"label": "tiny", "episodes": 4, "solved": 2, "solve_rate": 0.5, "low": low, "high": high}
+                {"label": "tiny", "episodes": 4, "clusters": 2, "solved": 2, "solve_rate": 0.5, **own}
                 | {"first_attempts": 1}
             ],
         },

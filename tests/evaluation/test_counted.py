@@ -25,6 +25,7 @@ from geo_sokoban_pipeline.config.grpo import EvaluationOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.images import read_data_uri
+from geo_sokoban_pipeline.envs.metrics import cluster_interval
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.rollouts import validate_policy
@@ -349,9 +350,12 @@ def wilson(solved: int, count: int) -> tuple[float, float]:
     return (-b - root) / (2 * a), (-b + root) / (2 * a)
 
 
-def check_counts(counts: dict[str, Any], outcomes: Sequence[bool]) -> None:
-    low, high = wilson(sum(outcomes), len(outcomes))
-    assert (counts["episodes"], counts["solved"]) == (len(outcomes), sum(outcomes))
+def check_counts(counts: dict[str, Any], outcomes: Sequence[bool], clusters: Sequence[str]) -> None:
+    """The counts are those of all episodes, the interval is over clusters."""
+    names = list(dict.fromkeys(clusters))
+    solved = [sum(one for one, own in zip(outcomes, clusters, strict=True) if own == name) for name in names]
+    low, high = cluster_interval(solved, [clusters.count(name) for name in names])
+    assert (counts["episodes"], counts["clusters"], counts["solved"]) == (len(outcomes), len(names), sum(outcomes))
     assert counts["solve_rate"] == pytest.approx(sum(outcomes) / len(outcomes))
     assert (counts["low"], counts["high"]) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
 
@@ -407,7 +411,8 @@ def test_numbers_of_levels(folder: PolicyFolder, levels: Any, train_options: Tra
         # home.
         solved = [(held_out.index(held_out[e.group_index]) + e.sample_index) % 3 == 0 for e in own]
         assert [e.metrics.get("success", 0.0) == 1.0 for e in own] == solved and 0 < sum(solved) < len(solved)
-        check_counts(row, solved)
+        walls = [held_out[e.group_index]["layout_hash"] for e in own]
+        check_counts(row, solved, walls)
         rewards = [e.reward for e in own if e.reward is not None]
         assert row["mean_return"] == pytest.approx(sum(rewards) / len(rewards))
         # A response that is cut off does not reach the environment, whose turns these are.
@@ -419,12 +424,15 @@ def test_numbers_of_levels(folder: PolicyFolder, levels: Any, train_options: Tra
         lengths = [held_out[e.group_index]["solution_length"] for e in own]
         assert [part["length"] for part in row["by_length"]] == sorted(set(lengths))
         for part in row["by_length"]:
-            check_counts(part, [s for s, length in zip(solved, lengths, strict=True) if length == part["length"]])
+            chosen = [at for at, length in enumerate(lengths) if length == part["length"]]
+            check_counts(part, [solved[at] for at in chosen], [walls[at] for at in chosen])
         by_prompt: dict[str, list[bool]] = {}
         for e, one in zip(own, solved, strict=True):
             by_prompt.setdefault(held_out[e.group_index]["id"], []).append(one)
         expected = None if samples == 1 else {str(k): pytest.approx(pass_at(k, by_prompt)) for k in (1, 2, 4)}
         assert row["pass_at_k"] == expected
+    assert summary["cluster_of"] == {row["level_hash"]: row["layout_hash"] for row in held_out}
+    assert summary["clusters"] == summary["layouts"] == len({row["layout_hash"] for row in held_out})
     solver = next(row for row in summary["rows"] if row["policy"] == "solver")
     assert (solver["episodes"], solver["solved"]) == (len(held_out), len(held_out))
 
@@ -468,8 +476,9 @@ def test_numbers_of_problems(geometry_folder: PolicyFolder, geometry_rows: Any) 
     assert Counter(said) == dict.fromkeys(kinds, 4) and sum(called) == 8
 
     solved = [kind == "right" for kind in said]
-    check_counts(row, solved)
-    check_counts(row["first_attempt"], [s and not c for s, c in zip(solved, called, strict=True)])
+    hashes = [problems[e.group_index]["problem_hash"] for e in own]
+    check_counts(row, solved, hashes)
+    check_counts(row["first_attempt"], [s and not c for s, c in zip(solved, called, strict=True)], hashes)
     # Answers that a rule of the figure gives, the right one among them, of all episodes whose rules are known.
     assert row["plausible_share"] == pytest.approx(8 / 16)
     assert row["tools"]["called_share"] == 0.5 and row["tools"]["calls"] == 0.5 and row["tools"]["valid_share"] == 1.0
@@ -483,7 +492,8 @@ def test_numbers_of_problems(geometry_folder: PolicyFolder, geometry_rows: Any) 
         labels = [str(problems[e.group_index][column]) for e in own]
         assert [part["label"] for part in parts_of] == sorted(set(labels))
         for part in parts_of:
-            check_counts(part, [s for s, label in zip(solved, labels, strict=True) if label == part["label"]])
+            chosen = [at for at, label in enumerate(labels) if label == part["label"]]
+            check_counts(part, [solved[at] for at in chosen], [hashes[at] for at in chosen])
 
 
 def test_numbers_of_a_validation(tiny_policy: Policy, levels: Any, train_options: TrainOptions) -> None:

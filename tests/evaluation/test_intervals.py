@@ -1,12 +1,13 @@
-"""Wilson intervals: published values, and the properties that the report relies on."""
+"""Intervals: published values, the properties that the report relies on, coverage over clusters."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.envs.metrics import wilson_interval
+from geo_sokoban_pipeline.envs.metrics import cluster_interval, count_solved, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,68 @@ def test_failures_mirror_successes_and_more_trials_narrow(counts):
 def test_bad_counts_are_refused(successes, n, z):
     with pytest.raises(ValueError, match="="):
         wilson_interval(successes, n, z)
+
+
+# Clusters.
+
+
+CLUSTERS = st.lists(
+    st.integers(1, 12).flatmap(lambda size: st.tuples(st.integers(0, size), st.just(size))), min_size=1, max_size=70
+)
+
+
+@given(CLUSTERS)
+def test_an_interval_over_clusters_holds_the_share_and_has_a_width(clusters):
+    successes, sizes = map(list, zip(*clusters, strict=True))
+    low, high = cluster_interval(successes, sizes)
+    share = sum(successes) / sum(sizes)
+    assert 0.0 <= low <= share <= high <= 1.0 and high - low > 1e-4
+    failed = [size - won for won, size in clusters]
+    assert cluster_interval(failed, sizes) == pytest.approx((1 - high, 1 - low), abs=1e-9)
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.integers(1, 9))
+def test_copies_add_no_evidence(counts, copies):
+    """Distinct prompts have the Wilson interval; copies that end alike leave it as it is."""
+    solved, n = counts
+    successes = [at < solved for at in range(n)] * copies
+    row = count_solved(successes, [str(at) for at in range(n)] * copies)
+    assert (row["episodes"], row["clusters"], row["solved"]) == (n * copies, n, solved * copies)
+    assert (row["low"], row["high"]) == pytest.approx(wilson_interval(solved, n))
+
+
+def test_unequal_copies_and_none():
+    # 283 rows of 24 problems, 104 of them solved: the interval is about that of 24 trials, not of 283.
+    clusters = [str(at % 24) for at in range(276)] + ["0"] * 7
+    solved = [at in ("0", "2", "4", "5", "7", "12", "15", "20", "22") for at in clusters]
+    row = count_solved(solved, clusters)
+    low, high = wilson_interval(row["solve_rate"] * 24, 24)
+    assert (row["low"], row["high"]) == pytest.approx((low, high), abs=0.06)
+    assert count_solved([])["clusters"] == 0 and cluster_interval([], []) == (0.0, 1.0)
+
+
+# Clusters, about how many episodes each, correlation within them, share → least coverage; 95 % are wanted.
+SIMULATED = {
+    "ten": (10, 11, 0.3, 0.5, 0.92),
+    "ten, independent": (10, 11, 0.0, 0.9, 0.92),
+    "24": (24, 11, 0.3, 0.3, 0.92),
+    "24, much alike": (24, 11, 0.6, 0.5, 0.92),
+    "24, one each": (24, 1, 0.0, 0.7, 0.92),
+    "57": (57, 11, 0.1, 0.7, 0.92),
+    "57, hardly any": (57, 11, 0.6, 0.1, 0.92),
+    "200": (200, 11, 0.3, 0.9, 0.92),
+    # So few clusters seldom hold one that is solved, and the interval cannot know of those that it has not seen.
+    "24, much alike, hardly any": (24, 11, 0.6, 0.1, 0.88),
+}
+
+
+@pytest.mark.parametrize(("clusters", "size", "alike", "share", "least"), SIMULATED.values(), ids=SIMULATED)
+def test_coverage(clusters, size, alike, share, least):
+    """Beta-binomial clusters of unequal sizes: the interval holds the true share in 92 to 97 % of the samples."""
+    generator, times = np.random.default_rng(4), min(400, 30_000 // clusters)
+    sizes = generator.integers(1, 2 * size, (times, clusters)) if size > 1 else np.ones((times, clusters), int)
+    spread = 1 / alike - 1 if alike else None
+    rates = generator.beta(share * spread, (1 - share) * spread, sizes.shape) if spread else share
+    successes = generator.binomial(sizes, rates)
+    intervals = [cluster_interval(*sample) for sample in zip(successes.tolist(), sizes.tolist(), strict=True)]
+    assert least <= np.mean([low <= share <= high for low, high in intervals]) <= 0.97

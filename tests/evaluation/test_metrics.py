@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.envs.metrics import wilson_interval
+from geo_sokoban_pipeline.envs.metrics import cluster_interval
 from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.metrics import response_metrics
@@ -35,13 +35,14 @@ RECORDS = [
 
 def test_row():
     row = summarise_episodes(RECORDS, policy="final", mode="sampled")
-    low, high = wilson_interval(4, 6)
-    half = wilson_interval(1, 2)
-    both = wilson_interval(2, 2)
+    low, high = cluster_interval([1, 2, 1], [2, 2, 2])  # by prompt: two samples of one are no two pieces of evidence
+    half, both = cluster_interval([1], [2]), cluster_interval([2], [2])
+    cell = {"episodes": 2, "clusters": 1}
     assert row == {
         "policy": "final",
         "mode": "sampled",
         "episodes": 6,
+        "clusters": 3,
         "solved": 4,
         "solve_rate": pytest.approx(4 / 6),
         "low": low,
@@ -50,8 +51,8 @@ def test_row():
         "steps_over_optimal": pytest.approx((1 + 1.5 + 1) / 3),
         "invalid_share": pytest.approx(5 / 29),
         "by_length": [
-            {"length": 3, "episodes": 2, "solved": 1, "solve_rate": 0.5, "low": half[0], "high": half[1]},
-            {"length": 4, "episodes": 2, "solved": 2, "solve_rate": 1.0, "low": both[0], "high": both[1]},
+            cell | {"length": 3, "solved": 1, "solve_rate": 0.5, "low": half[0], "high": half[1]},
+            cell | {"length": 4, "solved": 2, "solve_rate": 1.0, "low": both[0], "high": both[1]},
         ],
         "pass_at_k": pytest.approx({"1": 4 / 6, "2": 1.0}),
     }

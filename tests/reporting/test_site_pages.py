@@ -17,6 +17,7 @@ import torch
 from builders import CONTEXT
 from chromium import Page, open_page
 from geo_sokoban_pipeline.evaluation.metrics import mcnemar
+from geo_sokoban_pipeline.formats import percent
 from geo_sokoban_pipeline.grpo.loss import policy_loss
 from geo_sokoban_pipeline.reporting.viewer.site import write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import open_run
@@ -80,10 +81,13 @@ def site(
     maps = make_map(episodes[SCORED], "train_sokoban", "box") + make_map(hostile[0], "train_geo3k_multi_turn", HOSTILE)
     store_scores(root, "occlusion", maps, OCCLUSION)
     named = []
+    walls = {one.task_id: f"walls {one.group_index % 2}" for own in held_out.values() for one in own}
     for run_id, own in held_out.items():
         run = open_run(store(root, own, "train_sokoban", run_id, "held_out_trajectories"))
         settings = {"seed": len(named), "grpo.clip_low": 0.2, "grpo.clip_high": 0.28, "grpo.dual_clip": None}
-        named.append(replace(run, settings=settings, token_texts=lambda ids: [WORDS[one] for one in ids]))
+        named.append(
+            replace(run, clusters=walls, settings=settings, token_texts=lambda ids: [WORDS[one] for one in ids])
+        )
     other = open_run(store(root, hostile, "train_geo3k_multi_turn", "default"))
     folder = tmp_path_factory.mktemp("site")
     hostile_run = replace(other, token_texts=lambda ids: [HOSTILE for _ in ids], evaluation=make_evaluation(HOSTILE))
@@ -424,8 +428,8 @@ def test_kinds_that_lose_most_without_images_come_first(page: Page) -> None:
     page.follow(f"#/images?run={RUN}")
     page.wait("document.querySelector('.images tbody tr') !== null")
     assert [line.split("\t") for line in page.texts(".images tr")[1:]] == [
-        ["b", "4", "100 %", "0 %", "−100 points"],
-        ["a", "4", "25 %", "25 %", "0 points"],
+        ["b", "4", "100.0 %", "0.0 %", "−100 points"],
+        ["a", "4", "25.0 %", "25.0 %", "0 points"],
         ["all", "8", "62.5 %", "12.5 %", "−50 points"],
     ]
 
@@ -655,9 +659,20 @@ def test_tasks_and_when_they_were_first_solved(page: Page, episodes: list[Trajec
     assert page.run(f"{own}.querySelectorAll('.answer').length") == len(attempts)
 
 
-@pytest.mark.parametrize("counts", [(0, 0), (1, 0), (9, 0), (3, 10), (12, 12), (300, 260), (2000, 1500)])
-def test_the_test_is_that_of_the_reports(page: Page, counts: tuple[int, int]) -> None:
-    assert page.run(f"mcnemar({counts[0]}, {counts[1]})") == pytest.approx(mcnemar(*counts), rel=1e-9)
+def test_the_test_is_that_of_the_reports(page: Page) -> None:
+    singles = [[1] * gained + [-1] * lost for gained, lost in ((0, 0), (1, 0), (9, 0), (3, 10), (12, 12), (300, 260))]
+    gains = [*singles, [3, -1, 2, 0, 5], [7], [2, -2], [(7 * at) % 11 - 4 for at in range(60)]]
+    found = page.run(f"{json.dumps(gains)}.map(mcnemar)")
+    assert found == pytest.approx([mcnemar(one) for one in gains], rel=1e-9)
+
+
+def test_percentages_are_rounded_as_in_the_reports(page: Page) -> None:
+    """264 of 640 is one number everywhere, and so is every other share whose last digit is a tie."""
+    counts = [(k, n) for n in (3, 7, 16, 32, 80, 160, 320, 400, 640, 2000) for k in range(0, n + 1, 1 + n // 160)]
+    found = page.run(f"{json.dumps(counts)}.map(([k, n]) => percent(k / n))")
+    assert found == [percent(k / n).replace("\u202f", " ") for k, n in counts]
+    found = page.run(f"{json.dumps(counts)}.map(([k, n]) => fixed((k - n) / n * 100, 1))")
+    assert found == [f"{(k - n) / n * 100:.1f}" for k, n in counts]
 
 
 def test_two_runs_compared(page: Page, held_out: dict[str, list[Trajectory]]) -> None:
@@ -674,7 +689,11 @@ def test_two_runs_compared(page: Page, held_out: dict[str, list[Trajectory]]) ->
         **dict.fromkeys(kinds.values(), 0),
         **wanted,
     }
-    assert found["p"] == pytest.approx(mcnemar(wanted["win"], wanted["loss"])) and found["single"]
+    gains = [0, 0]
+    for task, one in sampled["default"].items():
+        gains[one.group_index % 2] += solved["seed2"][task] - solved["default"][task]
+    assert found["p"] == pytest.approx(mcnemar(gains)) and found["single"]
+    assert found["clusters"] == 2 and "levels of 2 wall layouts. McNemar's test over clusters" in page.text(".verdict")
     assert page.texts(".pairs tbody tr td:first-child") == [
         f"{task[:7]}…" for task in sampled["default"] if solved["default"][task] != solved["seed2"][task]
     ]
@@ -717,10 +736,10 @@ def read_index_of(episodes: list[Trajectory]) -> dict[str, str | None]:
 
 
 def test_versions_of_one_run_compared_task_by_task(page: Page, episodes: list[Trajectory]) -> None:
-    """Pairs of several samples: the test is over tasks, and tasks with most flips come first."""
+    """Pairs of several samples: the test is over tasks."""
     side = f"{RUN}|train|all"
     page.follow(f"#/compare?a={side}&b={side}&show=all")
     page.wait("document.querySelector('.verdict') !== null")
     found = page.run(f"sumPairs(comparedTasks(...chooseSides(listSides(), {{a: '{side}', b: '{side}'}})))")
     assert (found["pairs"], found["win"], found["loss"], found["p"]) == (len(episodes), 0, 0, 1)
-    assert "Sign test" in page.text(".verdict")
+    assert "McNemar's test over clusters" in page.text(".verdict")

@@ -57,8 +57,8 @@ def test_headline_says_what_the_intervals_say(first, last, main, verdict):
         # Intervals that overlap leave open what the same prompts decide, and the other way round.
         (PairedTest(640, 0.05, 0.02, 0.08, 50, 18, 0.0001), "raised", "+5.0 points [2.0 to 8.0]: 50 gained, 18 lost"),
         (PairedTest(640, 0.05, -0.01, 0.1, 50, 40, 0.3), "made no significant change", "p = 0.300"),
-        (PairedTest(640, 0.05, 0.02, 0.08, None, None, None), "raised", "(95 %, paired bootstrap)"),
-        (PairedTest(1, 0.05, -0.2, 0.3, None, None, None), "no significant change", "Over the same 1 level the"),
+        (PairedTest(640, 0.05, 0.02, 0.08, 50, 18, 0.02, 57), "raised", "Over the same 640 levels of 57 wall layouts,"),
+        (PairedTest(1, 0.05, -0.2, 0.3, 1, 0, 0.5, 1), "no significant change", "Over the same 1 level, the"),
     ],
 )
 def test_headline_says_what_the_same_prompts_say(change, main, verdict):
@@ -73,10 +73,11 @@ def test_headline_says_what_the_same_prompts_say(change, main, verdict):
 @pytest.mark.parametrize(
     ("summary", "text"),
     [
-        ({"prompts": 1, "task": "sokoban", "layouts": 1}, "On 1 held-out level (1 wall layout) GRPO"),
-        ({"prompts": 2, "task": "sokoban", "layouts": 2}, "On 2 held-out levels (2 wall layouts) GRPO"),
+        ({"prompts": 1, "task": "sokoban", "layouts": 1}, "On 1 held-out level of 1 wall layout GRPO"),
+        ({"prompts": 2, "task": "sokoban", "layouts": 2}, "On 2 held-out levels of 2 wall layouts GRPO"),
         ({"prompts": 1, "task": "geo3k", "families": 1, "answers": 1}, "On 1 held-out problem (1 family, 1 distinct"),
-        ({"prompts": 3, "task": "no longer registered"}, "On 3 held-out prompts GRPO"),
+        ({"prompts": 283, "clusters": 24, "task": "geo3k"}, "On 283 held-out problems, 24 distinct GRPO"),
+        ({"prompts": 3, "clusters": 3, "task": "no longer registered"}, "On 3 held-out prompts GRPO"),
         ({"prompts": 41, "task": "geo3k", "answers": 8}, "On 41 held-out problems (8 distinct answers) GRPO"),
     ],
 )
@@ -101,7 +102,7 @@ def test_a_run_without_a_warm_start_does_not_speak_of_one(task):
 def test_headline_of_a_whole_run():
     headline = write_headline(make_summary())
     text = " ".join([headline.main, *headline.further]).replace("\u202f", " ")
-    assert "On 640 held-out levels (57 wall layouts) GRPO raised the solve rate from 41.2 % [37.5–45.1 %]" in text
+    assert "On 640 held-out levels of 57 wall layouts GRPO raised the solve rate from 41.2 % [37.5–45.1 %]" in text
     assert "With blank images it drops to 12.2 %, so it does use the image." in text
     assert len(headline.tiles) == 4
 

@@ -54,6 +54,13 @@ def test_the_best_policy_and_the_better_choice(start, best, newest, number, sent
     assert better_choice(stored, 4, GEO3K) is None  # the newest one is not the final policy
 
 
+def test_copies_among_the_validation_prompts_are_no_proof():
+    stored = manifest(0.4, (4, 0.95), 0.85)
+    assert better_choice(stored, 9, GEO3K) is not None
+    stored["validated"]["newest"]["error"] = 0.15  # half of an interval over clusters, of which there are few
+    assert better_choice(stored, 9, GEO3K) is None
+
+
 def test_without_validations_nothing_is_best():
     assert best_iteration({"best": None, "validated": {}, "iteration": 9}) is None
     assert best_iteration({"best": {"iteration": 3, "solve_rate": 0.5}}) == 3  # of a pipeline update_*

@@ -311,13 +311,13 @@ def length_and_intervals(setup: Setup, _: Path) -> None:
     assert saved == ["iter=00001", "iter=00003", "iter=00004"]
     assert [new.keep for chunk in chunks for new in chunk[3].values()] == [[1], [3], [4]]
     entries = chunks[-1][3]["iter=00004"].write.entries
-    rates = [
-        chunks[0][2]["iter=00000"]["eval/start/sampled_solve_rate"],
-        chunks[3][2]["iter=00003"]["eval/validation/sampled_solve_rate"],
-    ]
+    start, newest = (
+        [chunks[at][2][f"iter={at:05d}"][f"eval/{name}/sampled_{what}"] for what in ("solve_rate", "low", "high")]
+        for at, name in ((0, "start"), (3, "validation"))
+    )
     assert entries["validated"] == {
-        "start": {"iteration": -1, "solve_rate": rates[0], "episodes": 3},
-        "newest": {"iteration": 3, "solve_rate": rates[1], "episodes": 3},
+        "start": {"iteration": -1, "solve_rate": start[0], "episodes": 3, "error": (start[2] - start[1]) / 2},
+        "newest": {"iteration": 3, "solve_rate": newest[0], "episodes": 3, "error": (newest[2] - newest[1]) / 2},
     }
     evaluated = [name for chunk in chunks for name in chunk[1]]
     assert evaluated == ["iter=00000/part-000", "iter=00002/part-000", "iter=00004/part-000"]

@@ -16,7 +16,14 @@ from geo_sokoban_pipeline.config.data import DataOptions, SplitCounts
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Task, Vocabulary, Words
-from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, count_solved, mean_of, read_record
+from geo_sokoban_pipeline.envs.metrics import (
+    EpisodeRecord,
+    FinishedEpisode,
+    clusters_of,
+    count_solved,
+    mean_of,
+    read_record,
+)
 from geo_sokoban_pipeline.envs.report import TaskReport
 
 SPLITS = ("train", "validation", "eval")
@@ -189,10 +196,13 @@ class DotsTask(Task):
 
     def summarise(self, records: Sequence[DotsRecord]) -> dict[str, Any]:
         """Entries of a row of the summary, which the columns and breakdowns above read."""
-        groups = {dots: [one.success for one in records if one.dots == dots] for dots in {one.dots for one in records}}
+        groups = {dots: [one for one in records if one.dots == dots] for dots in {one.dots for one in records}}
         return {
             "off": mean_of([record.off for record in records if record.off is not None]),
-            "by_dots": [{"dots": dots, **count_solved(groups[dots])} for dots in sorted(groups)],
+            "by_dots": [
+                {"dots": dots, **count_solved([one.success for one in group], clusters_of(group))}
+                for dots, group in sorted(groups.items())
+            ],
         }
 
 

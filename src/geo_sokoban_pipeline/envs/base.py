@@ -7,6 +7,7 @@ a conversation becomes a sequence of ids.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, Ro
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.report import TaskReport
 from geo_sokoban_pipeline.envs.rows import HubReader
+from geo_sokoban_pipeline.seeding import content_hash
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.envs.images import ImagePart
@@ -189,7 +191,8 @@ class Task(Protocol):
         optimal: name of the task's best expert, which the SFT control `optimal` imitates; None: there is none.
         plain_response: a response for trying an environment without an expert.
         key: column with the content hash of a prompt; equal prompts have equal hashes.
-        apart: column whose values no two splits share, and its meaning.
+        apart: column whose values no two splits share, and its meaning. Prompts with equal values are no independent
+            evidence: every interval and test is over them (`cluster_of`).
         credited: what `turn_values` makes a reward of, in words.
         watched: episode metrics whose mean a rollout reports, as (metric, name).
         columns: further columns of the evaluation's tables.
@@ -288,6 +291,21 @@ class Task(Protocol):
     def key_of(self, row: Row) -> str:
         """Key of a prompt across runs: its content hash, else the id of its row."""
         return str(row.get(self.key) or row["id"])
+
+    def cluster_of(self, row: Row) -> str:
+        """What a prompt shares with those that are no evidence of their own: the column `apart`, else its content.
+
+        The content is text and images; without images, whose text alone may say little, all columns but the id.
+        """
+        if self.apart[0] != "id" and row.get(self.apart[0]):
+            return str(row[self.apart[0]])
+        images = row.get("images")
+        if images is not None and len(images):
+            return content_hash(str(row.get("prompt")), *map(str, images))
+        own = {name: value for name, value in row.items() if name != "id"}
+        return content_hash(
+            json.dumps(own, sort_keys=True, default=lambda value: getattr(value, "tolist", value.__str__)())
+        )
 
     def label_of(self, row: Row) -> str | None:
         """Ground truth of a prompts row, as trajectories keep it; None: there is none."""

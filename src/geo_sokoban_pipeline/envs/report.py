@@ -69,6 +69,7 @@ class TaskReport:
         rivals: baselines beside the policies in tables by the kind of prompt.
         difficulty: name of the difficulty of a prompt.
         unit: of the difficulty, at the axis of a chart; empty: none.
+        cluster: one of the values of `Task.apart`, and several; None: the prompts that are distinct.
         equal: when two prompts of different splits count as one, after `Counted again for this report`.
         step: an action, where one response may hold several.
         lost: state of an episode whose prompt can no longer be solved.
@@ -87,6 +88,7 @@ class TaskReport:
     """
 
     agents: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    cluster: tuple[str, str] | None = None
     solves: str = "has"
     tiles: Sequence[str] = ()
     rivals: Sequence[str] = ()
@@ -139,9 +141,23 @@ class TaskReport:
 
     # The headline.
 
+    def name_clusters(self, prompts: str, number: int | None, clusters: int | None) -> str:
+        """Prompts in words, with how many are evidence of their own where these are fewer: `283 problems, 24 distinct`.
+
+        Args:
+            prompts: such as `283 problems`.
+            number: of the prompts; None: not known.
+            clusters: of the prompts; None: not known.
+        """
+        if self.cluster and clusters:
+            return f"{prompts} of {plural(clusters, *self.cluster)}"
+        fewer = number is not None and clusters is not None and clusters < number
+        return f"{prompts}, {count(clusters)} distinct" if fewer else prompts
+
     def evaluated_on(self, summary: Summary) -> str:
         """The evaluation prompts, in a few words."""
-        return plural(summary.get("prompts"), "held-out prompt")
+        number = summary.get("prompts")
+        return self.name_clusters(plural(number, "held-out prompt"), number, summary.get("clusters"))
 
     def compare(self, summary: Summary, policies: Sequence[str]) -> list[str]:
         """Sentences about baselines and image ablations.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
@@ -52,15 +53,16 @@ def evaluate_baseline(
     """
     build_env = load_object(options.env.factory, default_name="build_env")
     reward = load_object(options.reward.function, default_name="reward")
-    record = task_of(options.task).record
+    task = task_of(options.task)
     records: list[Any] = []
     errors: list[str] = []
     for row in prompts:
         try:
-            records.append(record(_run_episode(agent, row, build_env, reward, options, seed)))
+            finished = _run_episode(agent, row, build_env, reward, options, seed)
         except Exception as error:  # an own environment or reward may raise anything; the other episodes count
             errors.append(explain(error))
-            records.append(record(FinishedEpisode(row, {}, None)))
+            finished = FinishedEpisode(row, {}, None)
+        records.append(task.record(replace(finished, cluster=task.cluster_of(row))))
     if errors:
         logger.warning(
             "%d of %d episodes of the baseline %s failed; first: %s", len(errors), len(prompts), agent.name, errors[0]

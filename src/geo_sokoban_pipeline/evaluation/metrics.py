@@ -1,105 +1,130 @@
 """Metrics of evaluation: paired tests of two policies, and numbers of responses.
 
-All are pure functions. A test compares the same prompts only, matched by `task_id`.
+All are pure functions. A test compares the same prompts only, matched by `task_id`, and its evidence are clusters of
+prompts, as in the intervals of the rows.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, mean_of
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, cluster_interval, mean_of, wilson_interval
 from geo_sokoban_pipeline.rewards.text import repetition
-from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 # Paired comparison of two policies on the same prompts: does one solve more than the other?
 
 
-Successes = Mapping[str, Sequence[bool]]  # by the prompt's content hash: success of each of its episodes
-LEVEL = 0.05  # of the tests; the interval holds the other 95 %
-_RESAMPLES = 10_000
-_CHUNK = 500  # resamples at a time, which bounds the memory
+Successes = Mapping[str, Sequence[Sequence[bool]]]  # by the prompt's key: for each of its rows, success of each episode
+LEVEL = 0.05  # of the test
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Comparison of two policies on the prompts that both were evaluated on.
+    """Comparison of two policies on the prompts that both were evaluated on, their episodes paired in order.
 
     Attributes:
-        prompts: number of these prompts.
-        difference: solve rate of the second policy minus that of the first, all prompts weighted equally.
-        low, high: 95 % interval of the difference, by a bootstrap over the prompts.
-        gained, lost: prompts that only the second policy solved, and only the first; None where a prompt has several
-            episodes.
-        p_value: of McNemar's test on `gained` and `lost`; None with them.
+        prompts: number of these rows; copies of a prompt are rows of their own.
+        difference: solve rate of the second policy minus that of the first, over all pairs.
+        low, high: 95 % interval of the difference over clusters, see `cluster_interval`.
+        gained, lost: pairs that only the second policy solved, and only the first.
+        p_value: of McNemar's test over clusters.
+        clusters: how many; None: every row is one.
     """
 
     prompts: int
     difference: float
     low: float
     high: float
-    gained: int | None
-    lost: int | None
-    p_value: float | None
+    gained: int
+    lost: int
+    p_value: float
+    clusters: int | None = None
 
     @property
     def is_change(self) -> bool:
-        """Whether the policies differ at the 5 % level: by McNemar's test, else by the interval."""
-        if self.p_value is not None:
-            return self.p_value < LEVEL
-        return self.low > 0 or self.high < 0
+        """Whether the policies differ at the 5 % level."""
+        return self.p_value < LEVEL
 
 
-def paired_test(first: Successes, second: Successes) -> PairedTest | None:
-    """Compare two policies on the prompts that both were evaluated on; None where there are none."""
-    shared = sorted(name for name in first if name in second and first[name] and second[name])
-    if not shared:
+def paired_test(first: Successes, second: Successes, clusters: Mapping[str, str] | None = None) -> PairedTest | None:
+    """Compare two policies on the prompts that both were evaluated on; None where there are none.
+
+    Args:
+        clusters: of a prompt, by its key; a prompt without an entry is a cluster of its own.
+    """
+    pairs: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
+    rows = 0
+    for name in sorted(first.keys() & second.keys()):
+        matched = [list(zip(*both, strict=False)) for both in zip(first[name], second[name], strict=False)]
+        matched = [found for found in matched if found]
+        pairs[(clusters or {}).get(name, name)] += [pair for found in matched for pair in found]
+        rows += len(matched)
+    known = [found for found in pairs.values() if found]
+    if not known:
         return None
-    gaps = np.array([np.mean(second[name]) - np.mean(first[name]) for name in shared])
-    low, high = _bootstrap(gaps)
-    single = all(len(successes[name]) == 1 for successes in (first, second) for name in shared)
-    gained, lost = int((gaps > 0).sum()), int((gaps < 0).sum())
+    sizes = [len(found) for found in known]
+    gains = [sum(later - earlier for earlier, later in found) for found in known]
+    low, high = _difference_interval(gains, sizes)
+    every = [pair for found in known for pair in found]
     return PairedTest(
-        prompts=len(shared),
-        difference=float(gaps.mean()),
+        prompts=rows,
+        clusters=len(known),
+        difference=sum(gains) / len(every),
         low=low,
         high=high,
-        gained=gained if single else None,
-        lost=lost if single else None,
-        p_value=mcnemar(gained, lost) if single else None,
+        gained=every.count((False, True)),
+        lost=every.count((True, False)),
+        p_value=mcnemar(gains),
     )
 
 
-def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided mid-p value of McNemar's test: how likely so uneven a split of the changed prompts is by chance.
+def mcnemar(gains: Sequence[int]) -> float:
+    """Two-sided mid-p value of McNemar's test over clusters: how likely so large a net gain is by chance.
 
-    The exact test takes the observed split for wholly as extreme as itself and finds too little; the mid-p counts half
-    of it (Fagerland, Lydersen and Laake, 2013).
+    If the policies do not differ, each cluster's net gain is as likely with the other sign. The value is exact over all
+    these signs, so it holds for few clusters too; for many its normal approximation is the statistic of Yang, Sun and
+    Hardin (2010), (Σ gain)² / Σ gain², which simplifies that of Obuchowski (1998). With one pair in each cluster it is
+    McNemar's test. The exact test takes what was observed for wholly as extreme as itself and finds too little; the
+    mid-p counts half of it (Fagerland, Lydersen and Laake, 2013).
+
+    Args:
+        gains: of each cluster, the pairs that only the second policy solved minus those that only the first did.
     """
-    changed, least = gained + lost, min(gained, lost)
-    if gained == lost:
+    import numpy as np
+
+    sizes, total = [abs(gain) for gain in gains if gain], abs(sum(gains))
+    if not total:
         return 1.0
-    tail = sum(math.comb(changed, k) for k in range(least + 1))
-    return (2 * tail - math.comb(changed, least)) / 2**changed
+    chances = np.ones(1)  # of the sums −Σ sizes, −Σ sizes + 2, … of the clusters so far
+    for size in sizes:
+        longer = np.zeros(len(chances) + size)
+        longer[: len(chances)] += chances / 2
+        longer[size:] += chances / 2
+        chances = longer
+    at = (sum(sizes) + total) // 2
+    return float(min(1.0, 2 * chances[at + 1 :].sum() + chances[at]))
 
 
-def _bootstrap(gaps: np.ndarray) -> tuple[float, float]:
-    """Percentile interval of the mean; the same for the same gaps."""
-    generator = np.random.default_rng(derive_seed(0, "paired bootstrap", len(gaps)))
-    means = np.concatenate(
-        [gaps[generator.integers(0, len(gaps), (_CHUNK, len(gaps)))].mean(axis=1) for _ in range(_RESAMPLES // _CHUNK)]
-    )
-    low, high = np.quantile(means, [LEVEL / 2, 1 - LEVEL / 2])
-    return float(low), float(high)
+def _difference_interval(gains: Sequence[int], sizes: Sequence[int]) -> tuple[float, float]:
+    """95 % interval of Σ gains / Σ sizes, in [−1, 1]: that of the share of pairs won, half of the ties among them.
+
+    Without any gain it is that of Tango (1998) for pairs that all agree, over clusters: the share of clusters that
+    could change is at most the upper end of the Wilson interval of none.
+    """
+    if not any(gains):
+        _, most = wilson_interval(0, len(sizes))
+        return -most, most
+    low, high = cluster_interval([(gain + size) / 2 for gain, size in zip(gains, sizes, strict=True)], sizes)
+    return 2 * low - 1, 2 * high - 1
 
 
-def read_finished(trajectory: Trajectory, row: Mapping[str, Any]) -> FinishedEpisode:
+def read_finished(task: Task, trajectory: Trajectory, row: Mapping[str, Any]) -> FinishedEpisode:
     """`FinishedEpisode` of a policy's episode."""
     return FinishedEpisode(
         row=row,
@@ -108,6 +133,7 @@ def read_finished(trajectory: Trajectory, row: Mapping[str, Any]) -> FinishedEpi
         responses=[turn.text for turn in trajectory.turns if turn.role == "assistant"],
         tokens=int(trajectory.loss_mask.sum()),
         truncated=trajectory.status == "truncated",
+        cluster=task.cluster_of(row),
     )
 
 

@@ -16,6 +16,7 @@ from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.metrics import summarise_records
 from geo_sokoban_pipeline.evaluation.metrics import read_finished
+from geo_sokoban_pipeline.formats import in_percent
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -109,7 +110,7 @@ def start_names(metrics: Mapping[str, float]) -> dict[str, float]:
 def describe_rates(metrics: Mapping[str, float]) -> str:
     """Solve rates of a validation as text: `53.1 % sampled, 50.6 % greedy`."""
     rates = {mode: metrics.get(f"{_PREFIX}{mode}_solve_rate") for mode in ("sampled", "greedy")}
-    return ", ".join(f"{rate:.1%}".replace("%", " %") + f" {mode}" for mode, rate in rates.items() if rate is not None)
+    return ", ".join(f"{in_percent(rate)} % {mode}" for mode, rate in rates.items() if rate is not None)
 
 
 def validate_policy(
@@ -146,7 +147,7 @@ def validate_policy(
             iteration=version,
             rollout_fn=rollout_fn,
         )
-        records = [task.record(read_finished(episode, prompts[episode.group_index])) for episode in episodes]
+        records = [task.record(read_finished(task, episode, prompts[episode.group_index])) for episode in episodes]
         numbers = task.validation_numbers(summary_row(task, records, policy="", mode=mode))
         metrics |= {f"{_PREFIX}{mode}_{name}": float(value) for name, value in numbers.items() if value is not None}
         trajectories += episodes

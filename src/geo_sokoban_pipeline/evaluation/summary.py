@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.report import FIRST_SHUFFLED, SHUFFLED
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
-from geo_sokoban_pipeline.evaluation.metrics import PairedTest, paired_test, read_finished
+from geo_sokoban_pipeline.evaluation.metrics import PairedTest, Successes, paired_test, read_finished
 from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts, summary_row
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -75,12 +76,21 @@ def evaluate_policies(
         "run": run,
         "prompts": len(chosen),
         "prompts_hash": hash_rows(chosen),
+        **describe_clusters(task, chosen),
         **task.describe_prompts(chosen, options),
         "policies": list(policies),
         "checkpoints": {name: identify_policy(folder) for name, folder in policies.items()},
         "rows": summary_rows,
     }
     return summary, tables
+
+
+def describe_clusters(task: Task, prompts: Rows) -> dict[str, Any]:
+    """Entries of the summary: `clusters`, how many prompts are evidence of their own, and `cluster_of`, by the key of a
+    prompt, where it is another name than that key."""
+    named = {task.key_of(row): task.cluster_of(row) for row in prompts}
+    clusters = {key: cluster for key, cluster in named.items() if cluster != key}
+    return {"clusters": len(set(named.values())), "cluster_of": clusters}
 
 
 @dataclass(frozen=True)
@@ -184,7 +194,8 @@ def _evaluate_policy(
     policy = load_as(options.sent_policy if options.places_servers else options.policy, folder.path)
     task = task_of(options.task).evaluated_in(options.env.factory)
     rows, trajectories = [], []
-    seeing: dict[str, dict[str, list[bool]]] = {}
+    seeing: dict[str, Successes] = {}
+    clusters = describe_clusters(task, prompts)["cluster_of"]
     observed = False
     with closing(build_engine(policy, options.rollout, launcher)) as engine:
         for plan in plans:
@@ -201,14 +212,15 @@ def _evaluate_policy(
                 iteration=number,
                 blank=plan.blank,
             )
-            records = [task.record(read_finished(episode, prompts[episode.group_index])) for episode in episodes]
+            records = [task.record(read_finished(task, episode, prompts[episode.group_index])) for episode in episodes]
             row = summary_row(task, records, policy=plan.name, mode=plan.mode)
             observed = observed or any(map(observes_images, episodes))
-            solved: dict[str, list[bool]] = defaultdict(list)
+            found: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
             for episode, record in zip(episodes, records, strict=True):
-                solved[task.key_of(prompts[episode.group_index])].append(record.success)
+                found[task.key_of(prompts[episode.group_index])][episode.group_index].append(record.success)
+            solved = {key: list(by_row.values()) for key, by_row in found.items()}
             if plan.ablated:
-                row["change"] = _describe_change(paired_test(seeing[plan.mode], solved))
+                row["change"] = _describe_change(paired_test(seeing[plan.mode], solved, clusters))
             else:
                 seeing[plan.mode] = solved
                 trajectories += episodes

@@ -13,7 +13,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
 from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
-from geo_sokoban_pipeline.formats import find_stale
+from geo_sokoban_pipeline.formats import find_stale, in_percent
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.runs.folders import RunFolders, sealed_checkpoints
@@ -181,18 +181,14 @@ def write_result(summary: Mapping[str, Any]) -> str:
     if last is None or last.get("solve_rate") is None:
         return ""
     first = rows.get((names[0], "sampled")) if len(names) > 1 else None
-    text = f"{_percent(first['solve_rate'])} % → " if first and first.get("solve_rate") is not None else ""
-    text += f"{_percent(last['solve_rate'])} % sampled"
+    text = f"{in_percent(first['solve_rate'])} % → " if first and first.get("solve_rate") is not None else ""
+    text += f"{in_percent(last['solve_rate'])} % sampled"
     if last.get("low") is not None and last.get("high") is not None:
-        text += f" (95 % {_percent(last['low'])}–{_percent(last['high'])})"
+        text += f" (95 % {in_percent(last['low'])}–{in_percent(last['high'])})"
     greedy = rows.get((names[-1], "greedy"))
     if greedy is not None and greedy.get("solve_rate") is not None:
-        text += f", {_percent(greedy['solve_rate'])} % greedy"
+        text += f", {in_percent(greedy['solve_rate'])} % greedy"
     return text
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f}"
 
 
 class LibraryHooks:

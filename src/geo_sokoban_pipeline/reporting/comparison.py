@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.envs.base import Words
+from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.formats import (
     DASH,
     count,
@@ -22,13 +22,12 @@ from geo_sokoban_pipeline.formats import (
     find_stale,
     joined,
     p_value,
-    plural,
     points,
     write_rate,
 )
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
-from geo_sokoban_pipeline.reporting.report import compare_policies, render_page
+from geo_sokoban_pipeline.reporting.report import compare_policies, name_shared, render_page
 from geo_sokoban_pipeline.reporting.report_tables import EvaluationRow, evaluation_rows
 from geo_sokoban_pipeline.runs.provenance import RunTime
 from geo_sokoban_pipeline.tasks import task_or_plain
@@ -92,13 +91,14 @@ def build_comparison(runs: Sequence[ComparedRun]) -> str:
         runs: two or more; the others are compared with the first one.
     """
     names = name_runs(runs)
-    words = task_or_plain(runs[0].summary.get("task") or runs[0].run.removeprefix("train_")).words
+    task = task_or_plain(runs[0].summary.get("task") or runs[0].run.removeprefix("train_"))
+    words = task.words
     tests = [compare_final(runs[0], run) for run in runs[1:]]
     rows, ks = _evaluation(runs, names)
     context = {
         "runs": list(zip(names, COLOURS * len(runs), runs, strict=False)),
         "words": words,
-        "headline": " ".join([write_verdict(runs, names, tests, words), *_say_stale(runs, names)]),
+        "headline": " ".join([write_verdict(runs, names, tests, task), *_say_stale(runs, names)]),
         "about": _about(runs, names),
         "charts": _charts(runs, names, words.rate, words.units),
         "small": _small_charts(runs, names),
@@ -123,7 +123,9 @@ def compare_final(first: ComparedRun, second: ComparedRun) -> PairedTest | None:
     """Paired test of the final policies; None where they share no evaluation prompt."""
     if not first.policies or not second.policies:
         return None
-    return compare_policies(first.held_out, len(first.policies) - 1, second.held_out, len(second.policies) - 1)
+    clusters = {name: one for run in (first, second) for name, one in (run.summary.get("cluster_of") or {}).items()}
+    last, other = len(first.policies) - 1, len(second.policies) - 1
+    return compare_policies(first.held_out, last, second.held_out, other, clusters)
 
 
 def list_differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
@@ -135,9 +137,10 @@ def list_differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]
 
 
 def write_verdict(
-    runs: Sequence[ComparedRun], names: Sequence[str], tests: Sequence[PairedTest | None], words: Words
+    runs: Sequence[ComparedRun], names: Sequence[str], tests: Sequence[PairedTest | None], task: Task
 ) -> str:
     """One sentence with the result of the paired tests."""
+    words = task.words
     found: dict[str, list[str]] = {}
     for name, test in zip(names[1:], tests, strict=True):
         found.setdefault(_judge(test), []).append(name)
@@ -147,9 +150,8 @@ def write_verdict(
     (test,), (verdict,) = tests, found
     if test is None:
         return f"{names[1]} and {names[0]} have no evaluation on the same {words.units}."
-    shared = plural(test.prompts, words.unit, words.units)
     difference = points(test.difference, test.low, test.high)
-    return f"On the same {shared}, {names[1]} is {verdict} than {names[0]}: {difference}.".replace(
+    return f"On the same {name_shared(test, task)}, {names[1]} is {verdict} than {names[0]}: {difference}.".replace(
         "different than", "different from"
     )
 
@@ -261,14 +263,14 @@ def _test_line(first: ComparedRun, run: ComparedRun, name: str, test: PairedTest
     rates = [write_rate(row) if row else DASH for row in rows]
     if test is None:
         reason = "no evaluation is stored" if None in rows else "not evaluated on the same prompts"
-        return {"name": name, "rates": rates, "verdict": reason, "cells": [DASH] * 4}
+        return {"name": name, "rates": rates, "verdict": reason, "cells": [DASH] * 5}
     largest = max(int(one.summary.get("prompts") or 0) for one in (first, run))
     shared = count(test.prompts) if test.prompts >= largest else f"{count(test.prompts)} of {count(largest)}"
-    known = test.p_value is not None
     cells = [
         shared,
+        count(test.prompts if test.clusters is None else test.clusters),
         points(test.difference, test.low, test.high),
-        f"{count(test.gained)} / {count(test.lost)}" if known else DASH,
-        p_value(test.p_value) if test.p_value is not None else DASH,
+        f"{count(test.gained)} / {count(test.lost)}",
+        p_value(test.p_value),
     ]
     return {"name": name, "rates": rates, "verdict": _judge(test), "cells": cells}

@@ -51,7 +51,7 @@ def points_of(rows: Rows, metric: str, x: str = "iteration") -> list[tuple[float
 
 
 def success_chart(rows: Rows, words: Words, order: str = "shuffle") -> Chart | None:
-    """Training success and validation rates by iteration, with Wilson intervals of the sampled one; first attempts too,
+    """Training success and validation rates by iteration, with 95 % intervals of the sampled one; first attempts too,
     where episodes have several.
 
     Args:

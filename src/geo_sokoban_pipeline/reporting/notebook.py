@@ -120,7 +120,7 @@ def show_curves(metrics: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def show_evaluation(summary: Mapping[str, Any]) -> Any:
-    """Rates of policies and baselines with Wilson intervals, what they are of, and a chart by difficulty if that is a
+    """Rates of policies and baselines with 95 % intervals, what they are of, and a chart by difficulty if that is a
     number.
     """
     parts: Any = make_environment().get_template("parts.html.j2").module

@@ -1,7 +1,8 @@
 """The report of a run: one self-contained HTML page, from headline to settings.
 
-A paired test over the same prompts decides whether a gain is real; without their episodes the Wilson intervals decide.
-The difference of two rates alone never does. The same inputs always give the same page.
+A paired test over the same prompts decides whether a gain is real; without their episodes the intervals decide. Both
+are over clusters of prompts (`Task.cluster_of`). The difference of two rates alone never decides. The same inputs
+always give the same page.
 """
 
 from __future__ import annotations
@@ -155,17 +156,30 @@ def _compare(first: Row | None, last: Row, change: PairedTest | None, task: Task
     if first is None:
         return []
     if change is not None:
-        shared = plural(change.prompts, task.words.unit, task.words.units)
-        test = f"Over the same {shared} the difference is {points(change.difference, change.low, change.high)}"
-        if change.p_value is None:
-            return [f"{test} (95 %, paired bootstrap)."]
-        counts = f"{count(change.gained)} gained, {count(change.lost)} lost"
-        return [f"{test}: {counts} (McNemar's test, {p_value(change.p_value)})."]
+        test = f"{points(change.difference, change.low, change.high)}: {count(change.gained)} gained"
+        counts = f"{count(change.lost)} lost ({name_test(change)}, {p_value(change.p_value)})"
+        return [f"Over the same {name_shared(change, task)}, the difference is {test}, {counts}."]
     if first.get("high") is None or last.get("low") is None:
         return []
     if _are_apart(first, last):
-        return ["The two intervals (95 %, Wilson) do not overlap, so chance in these episodes is no explanation."]
-    return ["The two intervals (95 %, Wilson) overlap, so this evaluation does not prove a change."]
+        return ["The two intervals (95 %) do not overlap, so chance in these episodes is no explanation."]
+    return ["The two intervals (95 %) overlap, so this evaluation does not prove a change."]
+
+
+def name_shared(change: PairedTest, task: Task) -> str:
+    """The prompts of a paired test, such as `640 levels of 57 wall layouts`."""
+    prompts = plural(change.prompts, task.words.unit, task.words.units)
+    return task.report.name_clusters(prompts, change.prompts, change.clusters) if is_clustered(change) else prompts
+
+
+def is_clustered(change: PairedTest) -> bool:
+    """Whether several prompts of a test are one piece of evidence."""
+    return change.clusters is not None and change.clusters < change.prompts
+
+
+def name_test(change: PairedTest) -> str:
+    """McNemar's test, and whether its evidence are clusters of several pairs."""
+    return "McNemar's test over clusters" if is_clustered(change) else "McNemar's test"
 
 
 def _greedy(summary: Mapping[str, Any], names: list[str]) -> list[str]:
@@ -265,7 +279,9 @@ def build_report(inputs: ReportInputs) -> str:
     pairs = [_credit_pair(pair, inputs, task) for pair in choose_gallery(inputs.held_out, len(names))] if names else []
     first = pairs[0].after if pairs else None
     gallery = [_card(pair, names, players, inputs) for pair in pairs]
-    change = compare_policies(inputs.held_out, 0, inputs.held_out, len(names) - 1) if len(names) > 1 else None
+    change = None
+    if len(names) > 1:
+        change = compare_policies(inputs.held_out, 0, inputs.held_out, len(names) - 1, summary.get("cluster_of"))
     episodes = summarise_training(inputs.trained)
     time = summarise_commands(inputs.commands)
     context = {
@@ -352,14 +368,17 @@ def keep_intervals(text: str) -> Markup:
     return Markup(re.sub(r"\[[^\[\]]*\]", r'<span class="nb">\g<0></span>', str(escape(text))))
 
 
-def compare_policies(first: Parts, number: int, second: Parts, other: int) -> PairedTest | None:
+def compare_policies(
+    first: Parts, number: int, second: Parts, other: int, clusters: Mapping[str, str] | None = None
+) -> PairedTest | None:
     """Paired test over the prompts of which two policies have sampled episodes; None if they share none.
 
     Args:
         first, second: parts `iter=<number of the policy>/…`.
         number, other: of the policies.
+        clusters: `cluster_of` of their summaries.
     """
-    return paired_test(read_successes(first, number), read_successes(second, other))
+    return paired_test(read_successes(first, number), read_successes(second, other), clusters)
 
 
 def describe_evaluated(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -330,7 +330,7 @@ def kind_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def difficulty_chart(summary: Mapping[str, Any]) -> Chart | None:
-    """Solve rate by difficulty with Wilson intervals; None if the task's difficulties are no numbers."""
+    """Solve rate by difficulty with 95 % intervals; None if the task's difficulties are no numbers."""
     task, rows = task_or_plain(summary.get("task")), kind_rows(summary)
     report, series = task.report, []
     for at, row in enumerate(rows if task.ordered else []):
@@ -351,7 +351,7 @@ def difficulty_chart(summary: Mapping[str, Any]) -> Chart | None:
     axis = f"{report.difficulty} in {report.unit}" if report.unit else report.difficulty
     shape = Shape(axis, width=560, height=300, y_range=(0.0, 1.0), shares=True, x_ticks=12)
     title = f"{task.words.rate.capitalize()} by {report.difficulty}"
-    return draw_chart(title, series, shape, "Bars are 95 % Wilson intervals.")
+    return draw_chart(title, series, shape, "Bars are 95 % intervals over clusters.")
 
 
 def kind_tables(summary: Mapping[str, Any]) -> list[KindTable]:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.formats import DASH, number, percent, signed
+from geo_sokoban_pipeline.formats import DASH, in_percent, number, percent, signed
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart_file
 from geo_sokoban_pipeline.reporting.study_tables import (
     MODES,
@@ -234,7 +234,7 @@ def _spread(rates: Sequence[Rate | None]) -> str:
         return DASH
     if len(shares) == 1:
         return rates[0].write() if rates[0] else DASH
-    return f"{percent(mean_share(rates))} ({100 * min(shares):.1f}–{100 * max(shares):.1f})"
+    return f"{percent(mean_share(rates))} ({in_percent(min(shares))}–{in_percent(max(shares))})"
 
 
 # The files of the docs.

@@ -377,17 +377,18 @@ def _load(table: pa.Table, places: Sequence[int]) -> list[Trajectory]:
     return [table_to_trajectories(table.slice(at, 1))[0] for at in places]
 
 
-def read_successes(held_out: Parts, policy: int) -> dict[str, list[bool]]:
-    """Success of each sampled episode of a policy, by the content hash of its prompt.
+def read_successes(held_out: Parts, policy: int) -> dict[str, list[list[bool]]]:
+    """Success of each sampled episode of a policy: by the content hash of its prompt, for each of its rows.
 
     Args:
         held_out: parts `iter=<number of the policy>/…`; each is called with `columns`.
     """
-    successes: dict[str, list[bool]] = {}
+    successes: dict[str, dict[int, list[bool]]] = {}
     for name, read in held_out.items():
         if iteration_of(name) == policy:
-            for row in read(columns=["task_id", "sampling", "success"]).to_pylist():
+            for row in read(columns=["task_id", "group_index", "sampling", "success"]).to_pylist():
                 if not _is_greedy(row["sampling"]):
                     # As in the summary, a failed episode counts as not solved.
-                    successes.setdefault(row["task_id"], []).append(bool(row["success"]))
-    return successes
+                    rows = successes.setdefault(row["task_id"], {})
+                    rows.setdefault(row["group_index"], []).append(bool(row["success"]))
+    return {name: list(rows.values()) for name, rows in successes.items()}

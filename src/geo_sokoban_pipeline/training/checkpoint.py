@@ -15,6 +15,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.formats import in_percent
 from geo_sokoban_pipeline.runs.fingerprint import layout_differences, layout_parameters
 from geo_sokoban_pipeline.runs.folders import START, best_iteration
 from geo_sokoban_pipeline.runs.storage import Filled
@@ -49,8 +50,8 @@ class CheckpointHistory:
     Attributes:
         stored: iterations of the stored checkpoints, ascending.
         best: `iteration` and `solve_rate` of the best stored checkpoint on validation; None: none was validated.
-        validated: `iteration`, `solve_rate` and `episodes` of the policy that GRPO started from (`start`) and of the
-            `newest` validation.
+        validated: `iteration`, `solve_rate`, `episodes` and `error` (half of its 95 % interval over clusters, where the
+            task reports it) of the policy that GRPO started from (`start`) and of the `newest` validation.
     """
 
     stored: list[int] = field(default_factory=list)
@@ -80,7 +81,9 @@ class CheckpointHistory:
             return
         solve_rate = metrics["eval/validation/sampled_solve_rate"]
         found = {"iteration": version - 1, "solve_rate": solve_rate}
-        self.validated["newest" if version else "start"] = {**found, "episodes": episodes}
+        low, high = (metrics.get(f"eval/validation/sampled_{end}") for end in ("low", "high"))
+        error = {} if low is None or high is None else {"error": (high - low) / 2}
+        self.validated["newest" if version else "start"] = {**found, "episodes": episodes, **error}
         if is_saved and (self.best is None or solve_rate > self.best["solve_rate"]):
             self.best = found
 
@@ -127,20 +130,23 @@ def better_choice(manifest: Mapping[str, Any], chosen: int, task: Task) -> str |
     ):
         return None
     rate = start["solve_rate"] if best == START else manifest["best"]["solve_rate"]
-    if rate <= newest["solve_rate"] or not _apart(rate, newest["solve_rate"], newest["episodes"]):
+    if rate <= newest["solve_rate"] or not _apart(rate, newest):
         return None
     earlier = "the policy before GRPO" if best == START else f"the checkpoint of iteration {best}"
     return (
-        f"On the validation {task.words.units}, {earlier} has {100 * rate:.1f} %, the final policy "
-        f"{100 * newest['solve_rate']:.1f} %. The same command with {task.run}.evaluation.checkpoint=best ends with "
+        f"On the validation {task.words.units}, {earlier} has {in_percent(rate)} %, the final policy "
+        f"{in_percent(newest['solve_rate'])} %. The same command with {task.run}.evaluation.checkpoint=best ends with "
         "the better one."
     )
 
 
-def _apart(one: float, other: float, episodes: int) -> bool:
+def _apart(rate: float, newest: Mapping[str, Any]) -> bool:
     """Whether two rates differ by more than twice the standard error of their difference."""
-    variance = (one * (1 - one) + other * (1 - other)) / max(episodes, 1)
-    return abs(one - other) > 2 * math.sqrt(variance)
+    other = newest["solve_rate"]
+    if "error" in newest:
+        return abs(rate - other) > math.sqrt(2) * newest["error"]
+    variance = (rate * (1 - rate) + other * (1 - other)) / max(newest["episodes"], 1)
+    return abs(rate - other) > 2 * math.sqrt(variance)
 
 
 def layout_of(options: TrainOptions, threads: int) -> dict[str, Any]:

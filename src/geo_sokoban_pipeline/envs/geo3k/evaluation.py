@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, count_solved, mean_of, read_record
+from geo_sokoban_pipeline.envs.metrics import (
+    EpisodeRecord,
+    FinishedEpisode,
+    clusters_of,
+    count_solved,
+    mean_of,
+    read_record,
+)
 from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
 from geo_sokoban_pipeline.rewards.text import assistant_text
 
@@ -68,16 +75,16 @@ def summarise_answers(records: Sequence[AnswerRecord]) -> dict[str, Any]:
     """Entries of a row of the summary about answers.
 
     Returns:
-        `first_attempt` (`episodes`, `solved`, `solve_rate`, `low`, `high`; None where an episode's is unknown),
+        `first_attempt` (the entries of `count_solved`; None where an episode's is unknown),
         `answered_share`, `plausible_share` (of the episodes whose rules are known), `tools` (`called_share` of the
         episodes, `calls` per episode, `valid_share` of the calls), `responses` (`tokens_mean`, `tokens_median`,
         `tokens_max`, `truncated_share`, `repetition_share`; None for baselines), and `breakdowns`: by column a
-        list of `label`, `episodes`, `solved`, `solve_rate`, `low`, `high`, `first_attempts` (correct ones).
+        list of `label`, the entries of `count_solved`, `first_attempts` (correct ones).
     """
     judged = [record.plausible for record in records if record.plausible is not None]
     first = [record.first_attempt for record in records]
     return {
-        "first_attempt": None if None in first else count_solved([bool(one) for one in first]),
+        "first_attempt": None if None in first else count_solved([bool(one) for one in first], clusters_of(records)),
         "answered_share": mean_of([float(record.answered) for record in records]),
         "plausible_share": mean_of([float(value) for value in judged]),
         "tools": _describe_tools(records),
@@ -139,5 +146,5 @@ def _break_down(records: Sequence[AnswerRecord]) -> dict[str, list[dict[str, Any
 
 
 def _cell(label: str, members: Sequence[AnswerRecord]) -> dict[str, Any]:
-    counts = count_solved([record.success for record in members])
+    counts = count_solved([record.success for record in members], clusters_of(members))
     return {"label": label, **counts, "first_attempts": sum(bool(record.first_attempt) for record in members)}

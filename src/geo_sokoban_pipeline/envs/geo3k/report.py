@@ -60,7 +60,8 @@ class GeometryReport(TaskReport):
             if summary.get(name)
         ]
         kinds = f" ({', '.join(parts)})" if parts else ""
-        return f"{plural(summary.get('prompts'), 'held-out problem')}{kinds}"
+        number = summary.get("prompts")
+        return self.name_clusters(plural(number, "held-out problem"), number, summary.get("clusters")) + kinds
 
     def compare(self, summary: Summary, policies: Sequence[str]) -> list[str]:
         """First attempts, the most frequent answer, the expert, blank and shuffled images."""

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, count_solved, mean_of, read_record
+from geo_sokoban_pipeline.envs.metrics import (
+    EpisodeRecord,
+    FinishedEpisode,
+    clusters_of,
+    count_solved,
+    mean_of,
+    read_record,
+)
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
 
 
@@ -47,7 +54,7 @@ def summarise_levels(records: Sequence[LevelRecord]) -> dict[str, Any]:
 
 
 def by_length(records: Iterable[LevelRecord]) -> list[dict[str, Any]]:
-    """Solve rate per optimal length, ascending: `length`, `episodes`, `solved`, `solve_rate`, `low`, `high`.
+    """Solve rate per optimal length, ascending: `length`, and the entries of `count_solved`.
 
     Episodes whose optimal length is unknown are in no row.
     """
@@ -56,7 +63,8 @@ def by_length(records: Iterable[LevelRecord]) -> list[dict[str, Any]]:
         if record.optimal_steps is not None:
             groups[record.optimal_steps].append(record)
     return [
-        {"length": length, **count_solved([record.success for record in groups[length]])} for length in sorted(groups)
+        {"length": length, **count_solved([one.success for one in group], clusters_of(group))}
+        for length, group in sorted(groups.items())
     ]
 
 

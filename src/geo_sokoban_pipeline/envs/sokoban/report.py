@@ -22,6 +22,7 @@ class SokobanReport(TaskReport):
         "random_legal": ("random legal moves", "legal"),
         "solver": ("solver (optimal)", "solver"),
     }
+    cluster = ("wall layout", "wall layouts")
     solves = "solves"
     tiles = ("random_legal", "solver")
     rivals = ("random_legal",)
@@ -40,9 +41,8 @@ class SokobanReport(TaskReport):
 
     def evaluated_on(self, summary: Summary) -> str:
         """Levels and their wall layouts."""
-        layouts = summary.get("layouts")
-        on_layouts = f" ({plural(layouts, 'wall layout')})" if layouts else ""
-        return f"{plural(summary.get('prompts'), 'held-out level')}{on_layouts}"
+        number = summary.get("prompts")
+        return self.name_clusters(plural(number, "held-out level"), number, summary.get("layouts"))
 
     def compare(self, summary: Summary, policies: Sequence[str]) -> list[str]:
         """Random legal moves, the solver, the move limit, blank images."""

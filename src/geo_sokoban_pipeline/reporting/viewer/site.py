@@ -72,6 +72,8 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
     columns["widest_gap_token"] = _words(pa.array([text for run in runs for text in _widest_tokens(run)], pa.string()))
     columns["page"] = _words(pa.array(shown))
     columns["run"] = _words(pa.array([run.name for run in runs for _ in range(run.index.num_rows)]))
+    clusters = {name: cluster for run in runs for name, cluster in run.clusters.items()}
+    columns["cluster"] = _words(pa.array([clusters.get(name) for name in index["task_id"].to_pylist()], pa.string()))
     columns["chunk"], columns["place"] = chunk, place
     chunks = _write_list(folder, columns, index.num_rows)
     names = index["task"].unique().to_pylist()
@@ -641,6 +643,7 @@ def _describe_task(name: str, index: pa.Table) -> dict[str, Any]:
         "unit": words.unit,
         "units": words.units,
         "solved": words.solved,
+        "cluster": report.cluster,
         "unsolved": words.unsolved,
         "difficulty": report.difficulty if known.null_count < len(known) else TaskReport.difficulty,
         "no_action": report.no_action,

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, read_token_texts
-from geo_sokoban_pipeline.runs.folders import OUTPUTS, RunFolders, RunStore, committed_iteration
+from geo_sokoban_pipeline.runs.folders import DATA_NOTE, OUTPUTS, RunFolders, RunStore, committed_iteration
 from geo_sokoban_pipeline.runs.storage import find_json
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import (
@@ -57,6 +57,8 @@ class BrowsedRun:
         scores: files of `token_scores` that may hold scores of these episodes.
         maps: the same of `occlusion`.
         evaluation: its `eval_summary`; None: there is none.
+        clusters: by the task id of an episode what it shares with those that are no evidence of their own, where that
+            is known and not the task id itself.
     """
 
     name: str
@@ -68,6 +70,7 @@ class BrowsedRun:
     report: Path | None = None
     maps: Sequence[Path] = ()
     evaluation: Mapping[str, Any] | None = None
+    clusters: Mapping[str, str] = field(default_factory=dict)
 
     def within(self, first: int, last: int | None) -> BrowsedRun:
         """The same with the training episodes of these iterations alone, `last` None: up to the newest."""
@@ -153,6 +156,7 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
     scores, maps = (
         sorted((root / OUTPUTS).glob(pattern), key=lambda path: path.stat().st_mtime) for pattern in (_SCORES, _MAPS)
     )
+    evaluation = find_json(folders.reports / "eval_summary.json")
     return BrowsedRun(
         f"{run}/{run_id}",
         index,
@@ -162,8 +166,21 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
         scores,
         report if report.is_file() else None,
         maps,
-        find_json(folders.reports / "eval_summary.json"),
+        evaluation,
+        _read_clusters(root, find_json(folders.models / DATA_NOTE)) | ((evaluation or {}).get("cluster_of") or {}),
     )
+
+
+def _read_clusters(root: Path, note: Mapping[str, Any] | None) -> dict[str, str]:
+    """Clusters of the prompts of all splits, by their keys, where their tables are still stored."""
+    task = task_or_plain((note or {}).get("task"))
+    columns, found = [task.key, task.apart[0]], {}
+    if note is None or task.key in ("id", task.apart[0]):
+        return {}
+    for path in (root / "05_model_input" / note["task"] / note["id"]).glob("*prompts.parquet"):
+        table = pq.read_table(path, columns=columns, partitioning=None)
+        found |= dict(zip(*(table[name].to_pylist() for name in columns), strict=True))
+    return found
 
 
 def _index(file: Path) -> pa.Table:

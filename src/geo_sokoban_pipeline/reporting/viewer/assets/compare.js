@@ -68,18 +68,27 @@ function classify(first, second) {
   return one ? (other ? "both" : "loss") : other ? "win" : "neither";
 }
 
-// Two-sided mid-p value of McNemar's test (Fagerland, Lydersen and Laake, 2013), as in the reports.
-function mcnemar(gained, lost) {
-  if (gained === lost) return 1;
-  const changed = gained + lost, least = Math.min(gained, lost), logs = [0];
-  for (let at = 1; at <= changed; at++) logs.push(logs[at - 1] + Math.log(at));
-  const chance = (k) => Math.exp(logs[changed] - logs[k] - logs[changed - k] - changed * Math.LN2);
-  let tail = 0;
-  for (let k = 0; k <= least; k++) tail += chance(k);
-  return 2 * tail - chance(least);
+// Two-sided mid-p value of McNemar's test over clusters, as in the reports (evaluation/metrics.py): the chances of all
+// sums of the clusters' net gains, if each is as likely with the other sign.
+function mcnemar(gains) {
+  const sizes = gains.map(Math.abs).filter(Boolean), total = Math.abs(gains.reduce((sum, gain) => sum + gain, 0));
+  if (!total) return 1;
+  let chances = Float64Array.of(1), most = 0; // of the sums −most, −most + 2, …
+  for (const size of sizes) {
+    const longer = new Float64Array(most + size + 1);
+    for (let at = 0; at <= most; at++) {
+      longer[at] += chances[at] / 2;
+      longer[at + size] += chances[at] / 2;
+    }
+    most += size;
+    chances = longer;
+  }
+  const at = (most + total) / 2;
+  return Math.min(1, 2 * chances.subarray(at + 1).reduce((sum, chance) => sum + chance, 0) + chances[at]);
 }
 
-// Counts over pairs, and the test: of the pairs if each task has one, else of the tasks by their net change.
+// Counts over pairs, and the test over clusters: tasks of one cluster (levels between the same walls, copies of a
+// prompt) are one piece of evidence, and so are the pairs of a task.
 function sumPairs(tasks) {
   const sums = { tasks: tasks.length, pairs: 0, win: 0, loss: 0, both: 0, neither: 0, differ: 0 };
   for (const task of tasks) {
@@ -88,9 +97,12 @@ function sumPairs(tasks) {
     for (const kind of Object.keys(CLASSES)) sums[kind] += task[kind];
   }
   sums.single = sums.pairs === sums.tasks;
-  const gained = sums.single ? sums.win : tasks.filter((task) => task.win > task.loss).length;
-  const lost = sums.single ? sums.loss : tasks.filter((task) => task.win < task.loss).length;
-  return { ...sums, gained, lost, p: tasks.length ? mcnemar(gained, lost) : null };
+  const gains = new Map();
+  for (const task of tasks) {
+    const cluster = cell("cluster", task.row) ?? cell("task_id", task.row);
+    gains.set(cluster, (gains.get(cluster) ?? 0) + task.win - task.loss);
+  }
+  return { ...sums, clusters: gains.size, p: tasks.length ? mcnemar([...gains.values()]) : null };
 }
 
 const flips = (task) => task.win + task.loss;
@@ -127,14 +139,15 @@ const ComparePage = {
 
 function comparison(first, second, tasks) {
   const sums = sumPairs(tasks), show = route.args.show ?? "", shown = shownTasks(tasks, show), words = taskOf(tasks[0].row);
+  const units = plural(sums.tasks, words.unit, words.units);
+  const distinct = sums.clusters === sums.tasks ? "" : words.cluster ? ` of ${plural(sums.clusters, ...words.cluster)}` : `, ${count(sums.clusters)} distinct`;
   const rate = (kind) => (sums.both + sums[kind]) / sums.pairs;
   const choices = [["", "changed", sums.win + sums.loss], ["win", CLASSES.win, sums.win], ["loss", CLASSES.loss, sums.loss],
     ["both", CLASSES.both, sums.both], ["neither", CLASSES.neither, sums.neither], ["answers", "other answer", sums.differ], ["all", "all", sums.pairs]];
   return [
     m("p.verdict", `${words.solved[0].toUpperCase()}${words.solved.slice(1)}: `, m("strong", percent(rate("loss"))), " by the first, ", m("strong", percent(rate("win"))),
-      ` by the second, of ${sums.single ? plural(sums.tasks, words.unit, words.units) : `${plural(sums.pairs, "pair")} of ${plural(sums.tasks, words.unit, words.units)}`}. `,
-      sums.single ? "McNemar's test" : `Sign test over ${words.units} (${count(sums.gained)} better, ${count(sums.lost)} worse)`,
-      ": p ", m("strong", writeP(sums.p)), sums.p < 0.05 ? "." : ", no significant difference."),
+      ` by the second, of ${sums.single ? "" : `${plural(sums.pairs, "pair")} of `}${units}${distinct}. `,
+      sums.clusters === sums.pairs ? "McNemar's test" : "McNemar's test over clusters", ": p ", m("strong", writeP(sums.p)), sums.p < 0.05 ? "." : ", no significant difference."),
     buttons("Which pairs are listed", show, choices.map(([value, text, size]) => ({ value, text: `${text} ${count(size)}` })), (value) => setArgs({ show: value })),
     route.args.task ? [m(PlaySideBySide, { key: `${compared.key} ${route.args.task} ${route.args.pair}`, tasks })] : m("p.hint", `Choose a ${words.unit} to play both.`),
     m("div.scroll", m("table.grid.pairs",

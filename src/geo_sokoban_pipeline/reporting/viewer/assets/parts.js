@@ -33,7 +33,7 @@ const taskLink = (row) => href("task", { task: cell("task", row), id: cell("task
 // Numbers.
 const number = (value, digits = 3) => {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const text = Number.isInteger(value) ? String(value) : value.toFixed(digits).replace(/0+$/, "").replace(/\.$/, "");
+  const text = Number.isInteger(value) ? String(value) : fixed(value, digits).replace(/0+$/, "").replace(/\.$/, "");
   return text === "-0" ? "0" : text.replace("-", "\u2212");
 };
 // A difference of log-probs with two digits or more, tiny ones with their power of ten.
@@ -50,7 +50,14 @@ const nats = (value) => `${gapText(value)} nats`;
 const isNothing = (value, digits) => value === null || Math.abs(value) < 0.5 * 10 ** -digits;
 const signed = (value, digits = 3) => (isNothing(value, digits) ? number(value && 0) : (value > 0 ? "+" : "") + number(value, digits));
 const count = (value) => value.toLocaleString("en");
-const percent = (value) => (Number.isFinite(value) ? `${Math.round(value * 1000) / 10} %` : "–");
+// Rounded as Python's formats do, where the reports are written: a tie (41.25) goes to the even digit, not up. A binary
+// number is a tie only if it is an odd multiple of 2 ** -(digits + 1); others that look like one, as 0.65, are none.
+function fixed(value, digits) {
+  if (Math.abs(value) * 2 ** (digits + 1) % 2 !== 1) return value.toFixed(digits);
+  const whole = Math.floor(Math.abs(value) * 10 ** digits);
+  return (Math.sign(value) * (whole + whole % 2) / 10 ** digits).toFixed(digits);
+}
+const percent = (value) => (Number.isFinite(value) ? `${fixed(value * 100, 1)} %` : "–");
 const plural = (value, unit, units = `${unit}s`) => `${count(value)} ${value === 1 ? unit : units}`;
 const kindText = (kind) => kind?.replaceAll("_", " ") ?? "–"; // a difficulty: a number, or the name of a family
 const short = (text, length = 8) => (text !== null && text.length > length + 1 ? `${text.slice(0, length)}…` : text);
