@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.tasks import TASKS, task_of
 from runs import ROOT
@@ -123,3 +125,32 @@ def test_the_file_belongs_to_the_configuration_of_the_command(project, tmp_path_
             code, output = type_command(project, *command, *words, "--pipelines=data_dots")
             assert code == 1 and f"Error: {elsewhere / 'base' / 'tasks.yml'}: dots: 'nowhere.TASK'" in output
             assert "Traceback" not in output
+
+
+class OwnTask(Task):
+    """An own task that declares nothing about copies."""
+
+    name = title = "own"
+
+
+WALLS = {"level_hash": "l1", "layout_hash": "w1", "id": "a"}
+SHAPES = {"prompt": "<image>How many?", "images": ["data:,1"], "id": "a", "index": 3}
+TEXT = {"prompt": "Guess.", "answer": "7", "limits": [1, 9], "id": "a"}
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "change", "same"),
+    [
+        (TASKS["sokoban"], WALLS, {"id": "b", "level_hash": "l2"}, True),  # another level between the same walls
+        (TASKS["sokoban"], WALLS, {"layout_hash": "w2"}, False),
+        (TASKS["geo3k"], {"problem_hash": "p1", "id": "a"}, {"id": "b"}, True),
+        (TASKS["geo3k"], {"problem_hash": "p1", "id": "a"}, {"problem_hash": "p2"}, False),
+        (OwnTask(), SHAPES, {"id": "b", "index": 4}, True),  # what the policy sees first decides
+        (OwnTask(), SHAPES, {"images": ["data:,2"]}, False),
+        (OwnTask(), SHAPES, {"prompt": "<image>Which?"}, False),
+        (OwnTask(), TEXT, {"id": "b", "limits": np.array([1, 9])}, True),
+        (OwnTask(), TEXT, {"answer": "8"}, False),  # the text alone says nothing
+    ],
+)
+def test_copies_of_a_prompt_are_one_cluster(task, row, change, same):
+    assert (task.cluster_of(row) == task.cluster_of({**row, **change})) == same

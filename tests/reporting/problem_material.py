@@ -124,11 +124,16 @@ def make_run(task: str) -> ReportInputs:
         episodes = []
         for mode in ("sampled", "greedy"):
             found = [answer(task, row, skill, f"{policy}/{mode}", at) for at, row in enumerate(rows)]
-            records = [record_answer(read_finished(one, row)) for one, row in zip(found, rows, strict=True)]
+            records = [
+                record_answer(read_finished(task_of(task), one, row)) for one, row in zip(found, rows, strict=True)
+            ]
             summary_rows.append(summary_row(task_of(task), records, policy=policy, mode=mode))
             episodes += found
         played[f"iter={number:05d}/part-000"] = lazily(episodes)
-    blind = [record_answer(read_finished(answer(task, row, 0.0, "blank", at), row)) for at, row in enumerate(rows)]
+    blind = [
+        record_answer(read_finished(task_of(task), answer(task, row, 0.0, "blank", at), row))
+        for at, row in enumerate(rows)
+    ]
     summary_rows += [
         summary_row(task_of(task), blind, policy=f"final{suffix}", mode="sampled") for suffix in ("_blank", "_shuffled")
     ]

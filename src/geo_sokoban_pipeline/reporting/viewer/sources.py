@@ -174,7 +174,8 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
 def _read_clusters(root: Path, note: Mapping[str, Any] | None) -> dict[str, str]:
     """Clusters of the prompts of all splits, by their keys, where their tables are still stored."""
     task = task_or_plain((note or {}).get("task"))
-    columns, found = [task.key, task.apart[0]], {}
+    columns = [task.key, task.apart[0]]
+    found: dict[str, str] = {}
     if note is None or task.key in ("id", task.apart[0]):
         return {}
     for path in (root / "05_model_input" / note["task"] / note["id"]).glob("*prompts.parquet"):
