@@ -303,33 +303,28 @@ def render_engine(found: Found) -> str:
 
 
 def render_speed(stored: Mapping[str, Found | None]) -> str:
-    """The sentences of the README: one for each benchmark that has results."""
+    """The bullets of the README, one for each of three benchmarks that has results; docs/benchmarks.md has all."""
     sentences = []
     if peer := stored["peer"]:
-        sentences.append(_describe_peer(peer))
+        rows = peer["comparisons"]
+        whole = " and ".join(
+            f"{describe_ratio(row['ratios']['whole'])} times at {row['setting']['turns']} turns" for row in rows
+        )
+        uncached = " and ".join(f"{row['ratios']['cache_off']['median']:.1f}" for row in rows)
+        sentences.append(
+            f"- CPU-seconds of a GRPO step of TRL's `GRPOTrainer`, against this project: {whole}; {uncached} with the "
+            "cache of this project off, which TRL's `generate` does not have."
+        )
     if engine := stored["engine"]:
         ratios = " and ".join(
             f"{row['cached'] / row['uncached']:.1f}× at {row['turns']} turns" for row in engine["engine"]
         )
-        sentences.append(
-            f"- Reusing the KV cache across turns multiplies the tokens per second: {ratios}. "
-            f"{_describe_observations(engine)}".rstrip()
-        )
-    if scaling := stored["scaling"]:
-        low, high = scaling["sizes"][0], scaling["sizes"][-1]
-        sentences.append(
-            f"- An episode costs {growth(scaling):.2f} times as much in iterations of {high:,} episodes as of {low}."
-        )
+        sentences.append(f"- Reusing the KV cache across turns multiplies the tokens per second: {ratios}.")
     if writing := stored["writing"]:
         sentences.append(
             f"- Checking and writing every episode takes {100 * writing_shares(writing)[0]:.1f} % of the default run's "
             "iterations, validations not counted."
         )
-    if memory := stored["memory"]:
-        growths = " and ".join(
-            f"{100 * memory_growth(recipe):+.1f} % (`{recipe['name']}`)" for recipe in memory["recipes"]
-        )
-        sentences.append(f"- Memory after 200 iterations, against that after 20, one run each: {growths}.")
     return "\n".join(sentences)
 
 
@@ -342,26 +337,6 @@ def render_maker(found: Found) -> str:
         f"Measured with this package {made['version']} (commit {made['commit'] or 'unknown'}), Python "
         f"{made['python']}, torch {made['torch']}, transformers {made['transformers']}, on {made['cores']} cores "
         f"({made['processor'] or 'processor not named by the system'}, {made['machine']})."
-    )
-
-
-def _describe_peer(found: Found) -> str:
-    """TRL's step against ours, and the parts of the ratio."""
-    rows = found["comparisons"]
-
-    def ratios(name: str) -> str:
-        return " and ".join(f"{row['ratios'][name]['median']:.1f}" for row in rows)
-
-    whole = " and ".join(
-        f"{describe_ratio(row['ratios']['whole'])} times at {row['setting']['turns']} turns" for row in rows
-    )
-    return (
-        f"- CPU-seconds of a GRPO step of TRL's `GRPOTrainer`, against this project: {whole} (median and range of "
-        f"{len(rows[0]['steps']['TRL'])} steps; same weights, levels and heap setting, one thread, `make bench-peer`). "
-        "Its `generate` keeps no cache across turns and prepares every image again in every turn: the ratios are "
-        f"{ratios('without_images')} without image preparation, {ratios('cache_off')} against this project with its "
-        f"cache off, and {ratios('cache_off_without_images')} with both changes. Nothing here has run on a GPU, where "
-        "vLLM gives TRL a prefix cache."
     )
 
 

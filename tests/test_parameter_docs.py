@@ -7,11 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 from scripts.parameter_docs.page import Leaf, all_sections, unit_of, write_page
 
 from geo_sokoban_pipeline.config.base import parameter_names
 from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.runs.fingerprint import unflatten
+from geo_sokoban_pipeline.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 NAMES = "scripts/parameter_docs/names.py"
@@ -89,3 +92,20 @@ def test_links_lead_to_headings():
 def test_make_docs_writes_it():
     done = subprocess.run(["make", "--dry-run", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "-m scripts.parameter_docs" in done.stdout
+
+
+def test_the_words_of_trl_and_verl_lead_to_options_that_exist():
+    """The options of each row are valid together, and a bare name is a parameter."""
+    rows = (ROOT / "docs" / "from_trl_and_verl.md").read_text(encoding="utf-8").split("\n## ")[1].splitlines()
+    known, shown = set(parameter_names(ProjectParameters)), 0
+    for row in (row for row in rows if row.startswith("|")):
+        train, project = {"threads": 1}, {}  # as conf/base has it
+        for name, value in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(?:=([^`]+))?`", row.split("|")[2]):
+            inside = f"train_sokoban.{name}" in known
+            assert inside or name in known or not value, name
+            shown += inside
+            if value:
+                (train if inside else project)[name] = yaml.safe_load(value)
+        TASKS["sokoban"].train_config.model_validate(unflatten(train))
+        ProjectParameters.model_validate(unflatten(project))
+    assert shown > 30

@@ -78,10 +78,6 @@ def test_every_requirement_is_pinned_within_its_range():
     assert "+" not in pins["torch"]  # a local suffix would tie the project to one index
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-
-
 # Import names that differ from those of the packages.
 MODULES = {
     "ipython": "IPython",

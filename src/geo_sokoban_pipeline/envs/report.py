@@ -82,9 +82,7 @@ class TaskReport:
         study_breakdowns: tables by the kind of prompt, as (heading, column); the first one is also shown by seed.
         study_shares: further shares of a row, as (name, text above their table).
         study_rows: rows of the README's table of a study, and their names there.
-        study_compared: rows with which the README compares a study's policy in one line, and their names there.
         first_attempts: text above a study's table of first attempts; empty: attempts are not told apart.
-        first_compared: rows whose first attempts the README names, and their names there.
     """
 
     agents: Mapping[str, tuple[str, str]] = MappingProxyType({})
@@ -114,9 +112,7 @@ class TaskReport:
             "final_blank": "after GRPO, with blank images",
         }
     )
-    study_compared: Mapping[str, str] = MappingProxyType({"warm_start": "warm start"})
     first_attempts: str = ""
-    first_compared: Mapping[str, str] = MappingProxyType({"final": "after GRPO"})
 
     # Rows of an evaluation.
 
@@ -225,10 +221,6 @@ class TaskReport:
     def study_prompts(self, levels: Mapping[str, Any]) -> str:
         """The evaluation prompts in words, from that entry."""
         return f"{count(levels['count'])} evaluation prompts"
-
-    def study_brief(self, levels: Mapping[str, Any]) -> str:
-        """The same in a few words, for one line among others."""
-        return f"{count(levels['count'])} prompts"
 
 
 def compare_blind(summary: Summary, policies: Sequence[str], verb: str) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions
-from geo_sokoban_pipeline.console import print_table
+from geo_sokoban_pipeline.console import Progress, print_table, track
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.inspection import TABLES
 from geo_sokoban_pipeline.envs.plugins import PluginError
@@ -142,11 +142,13 @@ def audit_entries(
             iterations that they are from are read. None: all.
     """
     replayer, reason = _build_replayer(policy, rules)
-    checks: list[AuditCheck] = []
-    for entry in entries:
-        why = reason or ("its prompts are no longer stored" if entry.prompts is None else None)
-        checks += _EntryAudit(entry, policy, rules, None if why else replayer, limit).run(why)
-    return checks
+    reasons = [reason or ("its prompts are no longer stored" if entry.prompts is None else None) for entry in entries]
+    audits = [
+        _EntryAudit(entry, policy, rules, None if why else replayer, limit)
+        for entry, why in zip(entries, reasons, strict=True)
+    ]
+    with track("check episodes, files", sum(audit.parts for audit in audits), keep=False) as progress:
+        return [check for audit, why in zip(audits, reasons, strict=True) for check in audit.run(why, progress)]
 
 
 def _build_replayer(policy: Policy, rules: RunRules) -> tuple[Replayer | None, str | None]:
@@ -177,19 +179,22 @@ class _EntryAudit:
         self.thinned = 0  # episodes of which retention has kept a part
         self._ids: set[str] = set()
         self._separator = rules.rollout.effective_rules.turn_separator
+        self._iterations = _by_iteration(entry.parts)
+        every = list(self._iterations)
+        self._chosen = every if limit is None else _choose(every, self._sizes(), limit)
+        self.parts = sum(len(self._iterations[iteration]) for iteration in self._chosen)
 
-    def run(self, why_not_replayed: str | None) -> list[AuditCheck]:
-        """All checks of the entry."""
-        iterations = _by_iteration(self.entry.parts)
+    def run(self, why_not_replayed: str | None, progress: Progress) -> list[AuditCheck]:
+        """All checks of the entry; `progress` counts its parts."""
         names = ["contract", "parts", "token parity", "response ends", "image grids"]
         names += ["advantages", "groups"] if self.entry.trained else ["advantages"]
         for name in [*names, "replay", "texts"]:
             self.checked[name] = 0
-        self._check_parts(iterations)
-        chosen = list(iterations) if self.limit is None else _choose(list(iterations), self._sizes(), self.limit)
-        each = None if self.limit is None else max(1, self.limit // max(1, len(chosen)))
-        for iteration in chosen:
-            self._check_iteration(iterations[iteration], each)
+        self._check_parts()
+        each = None if self.limit is None else max(1, self.limit // max(1, len(self._chosen)))
+        for iteration in self._chosen:
+            self._check_iteration(self._iterations[iteration], each)
+            progress.advance(len(self._iterations[iteration]))
         self.checked["texts"] = self.texts.responses
         left_out = "thinned by loop.retention: what needs tokens, or whole groups, is not checked for them"
         notes = {
@@ -212,13 +217,13 @@ class _EntryAudit:
                 continue
         return 1
 
-    def _check_parts(self, iterations: Mapping[str, Sequence[str]]) -> None:
+    def _check_parts(self) -> None:
         """No iteration is missing, and the parts of each one are numbered without a gap."""
-        self.checked["parts"] = len(iterations)
+        self.checked["parts"] = len(self._iterations)
         for number in range(self.entry.iterations or 0):
-            if f"iter={number:05d}" not in iterations:
+            if f"iter={number:05d}" not in self._iterations:
                 self._note("parts", [(None, f"iter={number:05d} is missing")])
-        for iteration, names in iterations.items():
+        for iteration, names in self._iterations.items():
             wanted = [f"{iteration}/part-{number:03d}" for number in range(len(names))]
             if list(names) != wanted:
                 self._note("parts", [(None, f"{iteration} has the parts {', '.join(names)}")])
@@ -371,11 +376,16 @@ def audit_stored_files(checkpoints: Mapping[str, Path], folders: Mapping[str, Pa
         checkpoints: folders of policies and checkpoints; every file is compared with the digest in its manifest.
         folders: of the run, by name; every file below them is opened by its format's reader.
     """
-    damaged = [f"{name}: {reason}" for name, folder in checkpoints.items() if (reason := _damage(folder)) is not None]
-    checks = [AuditCheck("digests", "checkpoints", len(checkpoints), tuple(damaged))]
-    for name, folder in folders.items():
-        checks.append(AuditCheck("files", name, sum(1 for _ in _files(folder)), tuple(audit_files(folder))))
-    return checks
+    counts = {name: sum(1 for _ in _files(folder)) for name, folder in folders.items()}
+    damaged: list[str] = []
+    with track("check files", len(checkpoints) + sum(counts.values()), keep=False) as progress:
+        for name, folder in checkpoints.items():
+            if (reason := _damage(folder)) is not None:
+                damaged.append(f"{name}: {reason}")
+            progress.advance()
+        refused = {name: tuple(audit_files(folder, progress)) for name, folder in folders.items()}
+    checks = [AuditCheck("files", name, counts[name], found) for name, found in refused.items()]
+    return [AuditCheck("digests", "checkpoints", len(checkpoints), tuple(damaged)), *checks]
 
 
 def print_audit(title: str, checks: Sequence[AuditCheck]) -> None:
@@ -577,11 +587,12 @@ READERS: dict[str, Callable[[Path], None]] = {
 UNSUFFIXED = frozenset({".gitkeep"})
 
 
-def audit_files(folder: Path) -> list[str]:
+def audit_files(folder: Path, progress: Progress | None = None) -> list[str]:
     """Findings on the files below a folder, sorted by path; an empty list is a clean folder.
 
     Args:
         folder: of a run, or of all data; includes hidden and temporary files.
+        progress: counts the files.
 
     Returns:
         One line with the reason per file whose suffix is not in the allow-list, or that its reader refuses.
@@ -591,6 +602,8 @@ def audit_files(folder: Path) -> list[str]:
         reason = _refusal(path)
         if reason is not None:
             findings.append(f"{path.relative_to(folder).as_posix()}: {reason}")
+        if progress is not None:
+            progress.advance()
     return findings
 
 

@@ -7,15 +7,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.formats import DASH, in_percent, number, percent, signed
+from geo_sokoban_pipeline.formats import DASH, in_percent, number, percent
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart_file
 from geo_sokoban_pipeline.reporting.study_tables import (
     MODES,
     Rate,
     Results,
     describe_choice,
-    find_growth,
     find_rate,
     markdown_table,
     mean_share,
@@ -139,26 +137,10 @@ def _at(curve: Points, x: float) -> float:
 
 
 def render_readme_line(results: Results) -> str:
-    """One entry of a list: rates of the final policy and its prompts, beside the warm start and one more comparison.
-
-    The same line has the less flattering results: first attempts, and further levels.
-    """
-    seeds, task = results["seeds"], task_of(results["task"])
-    sampled, greedy = (_rate(seeds, "final", mode) for mode in MODES)
-    rates = {name: _rate(seeds, agent, MODES[0]) for agent, name in task.report.study_compared.items()}
-    compared = [f"{name} {rate}" for name, rate in rates.items() if rate != DASH]
-    anchor = results["title"].lower().replace(" ", "-")
-    sentences = [
-        f"**{sampled}** sampled and {greedy} greedy after GRPO on {task.report.study_brief(results['levels'])}; "
-        f"{', '.join(compared)}.",
-        _describe_first_attempts(results, task),
-        *_describe_sets(results),
-        _describe_minutes(results),
-        _describe_memory(results),
-    ]
-    link = f"[{results['title']}](docs/learning.md#{anchor})"
-    head = f"- {link}, `study.name={results['study']}`, {_describe_seeds(results)}:"
-    return " ".join(filter(None, [head, *sentences]))
+    """One entry of a list: the sampled rate of the final policy, the seeds, and where everything else stands."""
+    link = f"[{results['title']}](docs/learning.md#{results['title'].lower().replace(' ', '-')})"
+    rate, final = task_of(results["task"]).words.rate, _rate(results["seeds"], "final", MODES[0])
+    return f"- {link}: {rate} **{final}** after GRPO, {_describe_seeds(results)}."
 
 
 def render_readme(results: Results) -> str:
@@ -182,30 +164,8 @@ def _describe_seeds(results: Results) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _describe_first_attempts(results: Results, task: Task) -> str:
-    """Rates of first attempts, beside those of other rows."""
-    if not task.report.first_attempts or results["levels"].get("turn_limit", 1) == 1:
-        return ""
-    parts = []
-    for agent, name in task.report.first_compared.items():
-        sampled, greedy = (_rate(results["seeds"], agent, mode, "first_attempt") for mode in MODES)
-        if sampled != DASH:
-            parts.append(f"{sampled} sampled and {greedy} greedy {name}")
-    return f"First attempts alone: {'; '.join(parts)}." if parts else ""
-
-
-def _describe_sets(results: Results) -> list[str]:
-    """Rates on each further set of prompts, beside those of the expert of the warm start."""
-    sentences = []
-    for further in results["sets"]:
-        sampled, expert = (_rate(further["seeds"], *row) for row in (("final", MODES[0]), ("teacher", "-")))
-        compared = f", the expert of the warm start {expert}" if expert != DASH else ""
-        sentences.append(f"On {further['title']}: {sampled} sampled{compared}.")
-    return sentences
-
-
-def _rate(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str, measure: str = "solved") -> str:
-    return _spread([find_rate(seed["rows"], agent, mode, measure) for seed in seeds])
+def _rate(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str) -> str:
+    return _spread([find_rate(seed["rows"], agent, mode) for seed in seeds])
 
 
 def _describe_minutes(results: Results) -> str:
@@ -216,16 +176,6 @@ def _describe_minutes(results: Results) -> str:
     cores = " and ".join(map(str, results["machine"]["cores"]))
     low, high = number(min(minutes), 1), number(max(minutes), 1)
     return f"A whole run takes {low if low == high else f'{low} to {high}'} minutes on {cores} cores."
-
-
-def _describe_memory(results: Results) -> str:
-    """Growth of memory in runs that are long enough; else nothing."""
-    growths = [find_growth(seed["memory_gb"]) for seed in results["seeds"]]
-    known = sorted(growth for growth in growths if growth is not None)
-    if not known:
-        return ""
-    span = " to ".join(dict.fromkeys(signed(growth, 1) for growth in (known[0], known[-1])))
-    return f"Memory after 200 iterations, against that after 20: {span} %."
 
 
 def _spread(rates: Sequence[Rate | None]) -> str:

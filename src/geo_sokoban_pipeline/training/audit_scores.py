@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.config.study import AuditOptions
+from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.evaluation.audit import AuditCheck, AuditedEntry, RunRules, build_check, spread
 from geo_sokoban_pipeline.evaluation.audit_checks import Found
 from geo_sokoban_pipeline.policies.chat import ChatCodec
@@ -51,9 +52,12 @@ def audit_scores(
     tolerance = _tolerance(options, weights.loading, rules.rollout)
     audits = [_EntryScores(entry, options, tolerance) for entry in entries]
     known = sorted(policies)
-    for place in spread(len(known), options.versions):
-        for audit in audits:
-            audit.add(known[place], weights)
+    chosen = [known[place] for place in spread(len(known), options.versions)]
+    with track("score tokens, policy versions", len(chosen), keep=False) as progress:
+        for version in chosen:
+            for audit in audits:
+                audit.add(version, weights)
+            progress.advance()
     return [check for audit in audits for check in audit.checks()]
 
 

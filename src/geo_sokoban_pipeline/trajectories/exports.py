@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import features_of
 
@@ -141,16 +142,18 @@ def write_export(
     counts = ExportCounts()
     writers = {name: _Writer(folder / name / "train-00000-of-00001.parquet", TABLES[name]) for name in tables}
     try:
-        for file in files:
-            episodes = _read_episodes(file, selection, counts)
-            chosen = choose_episodes(episodes, selection)
-            made = {
-                "tokens": map(token_row, chosen),
-                "chat": map(chat_row, chosen),
-                "pairs": pair_rows(episodes, selection),
-            }
-            for name, writer in writers.items():
-                counts.rows[name] += writer.write(made[name])
+        with track("export episodes, files", len(files), keep=False) as progress:
+            for file in files:
+                episodes = _read_episodes(file, selection, counts)
+                chosen = choose_episodes(episodes, selection)
+                made = {
+                    "tokens": map(token_row, chosen),
+                    "chat": map(chat_row, chosen),
+                    "pairs": pair_rows(episodes, selection),
+                }
+                for name, writer in writers.items():
+                    counts.rows[name] += writer.write(made[name])
+                progress.advance()
     finally:
         for writer in writers.values():
             writer.close()

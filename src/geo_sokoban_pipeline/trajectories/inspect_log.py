@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories.exports import message_of
 from geo_sokoban_pipeline.trajectories.index import SPLITS
@@ -63,20 +64,24 @@ def write_logs(files: Sequence[Path], folder: Path, name: str, about: Mapping[st
         Number of samples by file name, such as `evaluation-00001-greedy.eval`.
     """
     written: dict[str, int] = {}
-    for place, parts in groupby(files, key=lambda path: path.parent):
-        paths = list(parts)
-        rows = [row for path in paths for row in read_trajectories(path, _COLUMNS).to_pylist()]
-        split = SPLITS.get(place.parent.name, place.parent.name)
-        created = datetime.fromtimestamp(paths[0].stat().st_mtime, UTC).isoformat(timespec="seconds")
-        for greedy in (False, True):
-            chosen = [row for row in rows if bool(json.loads(row["sampling"]).get("greedy")) == greedy]
-            if chosen:
-                number = f"{chosen[0]['iteration']:05d}"
-                file = folder / f"{split}-{number}{'-greedy' if greedy else ''}.eval"
-                model = f"{name}@{chosen[0]['policy_version']}"
-                header = _header(chosen, model, f"{name} {split}", created, {**about, "split": split, "greedy": greedy})
-                _write(file, header, [_sample(row, model) for row in chosen])
-                written[file.name] = len(chosen)
+    with track("write logs, files", len(files), keep=False) as progress:
+        for place, parts in groupby(files, key=lambda path: path.parent):
+            paths = list(parts)
+            rows = [row for path in paths for row in read_trajectories(path, _COLUMNS).to_pylist()]
+            split = SPLITS.get(place.parent.name, place.parent.name)
+            created = datetime.fromtimestamp(paths[0].stat().st_mtime, UTC).isoformat(timespec="seconds")
+            for greedy in (False, True):
+                chosen = [row for row in rows if bool(json.loads(row["sampling"]).get("greedy")) == greedy]
+                if chosen:
+                    number = f"{chosen[0]['iteration']:05d}"
+                    file = folder / f"{split}-{number}{'-greedy' if greedy else ''}.eval"
+                    model = f"{name}@{chosen[0]['policy_version']}"
+                    header = _header(
+                        chosen, model, f"{name} {split}", created, {**about, "split": split, "greedy": greedy}
+                    )
+                    _write(file, header, [_sample(row, model) for row in chosen])
+                    written[file.name] = len(chosen)
+            progress.advance(len(paths))
     return written
 
 

@@ -49,8 +49,6 @@ class GeometryReport(TaskReport):
     first_attempts = (
         "**First attempt**: correct before any feedback of the scoring tool. The table above counts last answers."
     )
-    first_compared = {**TaskReport.first_compared, "control_optimal": "after SFT on the labels"}
-    study_compared = {"warm_start": "warm start", "control_optimal": "SFT on the labels for the CPU time of GRPO"}
 
     def evaluated_on(self, summary: Summary) -> str:
         """Problems, their families and distinct answers."""
@@ -125,10 +123,6 @@ class GeometryReport(TaskReport):
         responses = "one response" if turns == 1 else f"{turns} responses at most"
         answers = f"{levels['answers']} distinct answers"
         return f"{count(levels['count'])} evaluation problems, {common} ({kind}{families}{answers}), {responses}"
-
-    def study_brief(self, levels: Mapping[str, Any]) -> str:
-        """Number of problems."""
-        return f"{count(levels['count'])} problems"
 
 
 def has_tool(summary: Summary) -> bool:

@@ -37,7 +37,6 @@ class SokobanReport(TaskReport):
     study_lines = (("random_legal", "legal"), ("teacher_patient", "training"))
     study_breakdowns = (("optimal length", "by_length"),)
     study_rows = {**TaskReport.study_rows, "random_legal": "random legal moves"}
-    study_compared = {"warm_start": "warm start", "random_legal": "random legal moves"}
 
     def evaluated_on(self, summary: Summary) -> str:
         """Levels and their wall layouts."""
@@ -134,9 +133,3 @@ class SokobanReport(TaskReport):
             f"{levels['boxes']} box{'es' if levels['boxes'] > 1 else ''}, {levels['layouts']} wall layouts, {walls}), "
             f"optimal lengths {low} to {high}{each}, {levels['move_limit']} moves at most"
         )
-
-    def study_brief(self, levels: Mapping[str, Any]) -> str:
-        """Size, boxes, lengths."""
-        low, high = levels["lengths"]
-        boxes = "one box" if levels["boxes"] == 1 else f"{levels['boxes']} boxes"
-        return f"{levels['height']}×{levels['width']} levels with {boxes} and optimal lengths {low} to {high}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
-from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.console import refuse, track
 from geo_sokoban_pipeline.runs.fingerprint import (
     check_fingerprint,
     hash_files,
@@ -32,9 +32,13 @@ def prepare_policy(state: PolicyFolder | None, options: PolicyOptions, seed: int
     stored = _stored("the starting policy", state, wanted)
     if stored is not None:
         return stored
-    from geo_sokoban_pipeline.policies.preparing import write_starting_policy
+    with track("prepare the policy, steps", 2, keep=False) as progress:
+        from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 
-    return write_starting_policy(options, seed, {"fingerprint": wanted})
+        progress.advance(note="torch and transformers are loaded")
+        writer = write_starting_policy(options, seed, {"fingerprint": wanted})
+        progress.advance(note=f"the policy of policy.source={options.source} is loaded")
+    return writer
 
 
 def warm_start(
