@@ -457,7 +457,8 @@ def check_token_parity(
     Returns:
         One entry per turn that differs; empty where all is equal.
     """
-    return [error for episode in trajectories for error in _check_episode(episode, codec, turn_separator)]
+    rendered: dict[Any, list[np.ndarray]] = {}
+    return [error for episode in trajectories for error in _check_episode(episode, codec, turn_separator, rendered)]
 
 
 def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
@@ -493,12 +494,22 @@ def _message(turn: Turn) -> Message:
     return {"role": turn.role, "content": content}
 
 
-def _check_episode(episode: Trajectory, codec: ChatCodec, turn_separator: bool) -> list[ParityError]:
+def _check_episode(
+    episode: Trajectory, codec: ChatCodec, turn_separator: bool, rendered: dict[Any, list[np.ndarray]]
+) -> list[ParityError]:
     errors: list[ParityError] = []
     if not episode.turns:  # it failed before its prompt was encoded
         return errors
-    pieces = iter(rendered_pieces(episode.turns, codec))
-    first = True
+    # What stands around the responses does not depend on them, and rendering it is most of the work.
+    key = tuple(
+        None
+        if turn.role == "assistant"
+        else (turn.role, turn.text, *(episode.image_grid_thw[i] for i in turn.image_indices))
+        for turn in episode.turns
+    )
+    if key not in rendered:
+        rendered[key] = list(_expected_ids(episode, codec, turn_separator))
+    pieces = iter(rendered[key])
     for number, turn in enumerate(episode.turns):
         stored = episode.token_ids[turn.token_start : turn.token_end]
         if turn.role == "assistant":
@@ -506,14 +517,19 @@ def _check_episode(episode: Trajectory, codec: ChatCodec, turn_separator: bool) 
             if expected_text != turn.text:
                 errors.append(_difference(episode, number, "response text", turn.text, expected_text))
             continue
-        grids = [episode.image_grid_thw[index] for index in turn.image_indices]
-        expected = codec.expand(codec.encode_text(next(pieces)), grids)
-        if not first and not turn_separator:
-            expected = expected[len(codec.separator_ids) :]
-        first = False
+        expected = next(pieces)
         if not np.array_equal(stored, expected):
             errors.append(_difference(episode, number, "ids", stored.tolist(), expected.tolist()))
     return errors
+
+
+def _expected_ids(episode: Trajectory, codec: ChatCodec, turn_separator: bool) -> Iterator[np.ndarray]:
+    """Ids of each turn that is no response."""
+    pieces = iter(rendered_pieces(episode.turns, codec))
+    turns = [turn for turn in episode.turns if turn.role != "assistant"]
+    for number, turn in enumerate(turns):
+        ids = codec.expand(codec.encode_text(next(pieces)), [episode.image_grid_thw[i] for i in turn.image_indices])
+        yield ids[len(codec.separator_ids) :] if number and not turn_separator else ids
 
 
 def _difference(episode: Trajectory, turn: int, what: str, stored: object, expected: object) -> ParityError:

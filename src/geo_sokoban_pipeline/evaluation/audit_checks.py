@@ -6,6 +6,7 @@ counted in a note and never a finding.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
@@ -39,14 +40,16 @@ def check_response_ends(episodes: Iterable[Trajectory], end_ids: Collection[int]
     found: Found = []
     wanted = np.asarray(sorted(end_ids))
     for episode in episodes:
+        # Once for all responses of an episode: a call of numpy takes longer than the few tokens of one.
+        ends = np.flatnonzero(np.isin(episode.token_ids, wanted)).tolist()
         responses = assistant_turns(episode)
         for number, turn in enumerate(responses):
-            ids = episode.token_ids[turn.token_start : turn.token_end]
-            ends = np.flatnonzero(np.isin(ids, wanted))
+            length, place = turn.token_end - turn.token_start, bisect_left(ends, turn.token_start)
+            first = ends[place] - turn.token_start if place < len(ends) else length
             cut = number == len(responses) - 1 and episode.finish_reason != "stop"
-            if len(ends) and ends[0] < len(ids) - 1:
-                found.append((episode.trajectory_id, f"response {number}: an end token at {ends[0]} of {len(ids)}"))
-            elif not len(ends) and not cut:
+            if first < length - 1:
+                found.append((episode.trajectory_id, f"response {number}: an end token at {first} of {length}"))
+            elif first >= length and not cut:
                 found.append((episode.trajectory_id, f"response {number}: no end token, though it was not cut off"))
     return found
 

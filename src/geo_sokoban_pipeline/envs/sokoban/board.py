@@ -688,11 +688,7 @@ class Board:
 
         True is a proof that the board has no solution; False promises nothing.
         """
-        layout, off_target = self.layout, self.box_mask & ~self.target_mask
-        dead = push_table(layout, self.target_mask).dead
-        return bool(off_target & dead) or any(
-            frozen_boxes(box, self.box_mask, layout.walls, dead, layout.stride) & off_target for box in bits(off_target)
-        )
+        return _is_lost(self.layout, self.target_mask, self.box_mask)
 
     @property
     def height(self) -> int:
@@ -788,6 +784,14 @@ class Board:
 @lru_cache(maxsize=16384)
 def _canonical_hash(board: Board) -> str:
     return content_hash(b"level", *canonical_bytes(board.codes(), board.height, board.width))
+
+
+@lru_cache(maxsize=4096)
+def _is_lost(layout: Layout, targets: int, boxes: int) -> bool:
+    off_target, dead = boxes & ~targets, push_table(layout, targets).dead
+    return bool(off_target & dead) or any(
+        frozen_boxes(box, boxes, layout.walls, dead, layout.stride) & off_target for box in bits(off_target)
+    )
 
 
 @lru_cache(maxsize=4096)
