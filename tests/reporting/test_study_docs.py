@@ -200,8 +200,8 @@ def test_readme_table():
 def test_a_study_is_one_line_of_the_readme():
     results = make_results(make_seed(0, 420), make_seed(1, 380)) | {"study": "long", "title": "A long run"}
     assert render_readme_line(results) == (
-        "- [A long run](docs/learning.md#a-long-run): solve rate **62.5\u202f% (59.4–65.6)** after GRPO, mean of seeds 0 "
-        "and 1."
+        "- [A long run](docs/learning.md#a-long-run): solve rate **62.5\u202f% (59.4–65.6)** after GRPO, "
+        "mean of seeds 0 and 1."
     )
     assert ": accuracy **87.5\u202f% [84.7–89.8]** after GRPO, seed 0." in render_readme_line(make_answer_results())
 

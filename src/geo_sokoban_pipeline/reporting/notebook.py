@@ -11,6 +11,7 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,9 @@ def open_catalog(env: str | None = None, run_id: str = "default", folder: Path |
         run_id: run id of the entries.
         folder: the project or a folder in it; None: the working directory.
 
+    Returns:
+        A catalog whose `load` raises a `NotStoredError` where the command that makes the entry has not run.
+
     Raises:
         ValueError: the folder is in no Kedro project.
     """
@@ -75,7 +79,47 @@ def open_catalog(env: str | None = None, run_id: str = "default", folder: Path |
     session: Any = KedroSession.create(project, env=env, runtime_params={"run_id": run_id})
     catalog: DataCatalog = session.load_context().catalog
     session.close()
+    options = f"{f' --env={env}' if env else ''}{f' --params run_id={run_id}' if run_id != 'default' else ''}"
+    catalog.load = partial(_load, catalog, run_id, options)  # type: ignore[method-assign]
     return catalog
+
+
+class NotStoredError(ValueError):
+    """What a notebook loads has not been made yet; the message names the command. IPython shows the message alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+def _load(catalog: DataCatalog, run_id: str, options: str, name: str, *arguments: Any) -> Any:
+    from kedro.io import DatasetError
+
+    try:
+        return type(catalog).load(catalog, name, *arguments)
+    except DatasetError as error:
+        run, root = name.partition(".")[0], type(catalog).load(catalog, "runs").root
+        stored = sorted(path.name for path in root.glob(f"07_model_output/{run}/*") if path.is_dir())
+        if run_id in stored or run in TASKS or "_" not in run:
+            raise
+        others = f" Run ids of {run} that are stored: {', '.join(stored)}." if stored else ""
+        raise NotStoredError(
+            f"{run}/{run_id} is not stored in {root}. kedro run --pipelines={run}{options} makes it.{others}"
+        ) from error
+
+
+def first_policy(index: pd.DataFrame) -> pd.DataFrame:
+    """Validation and evaluation episodes of a run's first policy, under the numbers of its last one.
+
+    So one run is compared with itself as two runs are: by `split`, `task_id`, `policy_version` and `iteration`.
+    """
+    import pandas as pd
+
+    moved = []
+    for split, number in (("validation", "policy_version"), ("evaluation", "iteration")):
+        episodes = index[index["split"] == split]
+        first = episodes[episodes[number] == episodes[number].min()]
+        moved.append(first.assign(**{number: episodes[number].max()}))
+    return pd.concat(moved)
 
 
 def load_newest(parts: Mapping[str, Callable[[], pa.Table]]) -> list[Trajectory]:
