@@ -128,3 +128,28 @@ def test_what_counts_of_an_episode_is_what_was_trained_with():
 def test_catalog_outside_a_project(tmp_path):
     with pytest.raises(ValueError, match="is in no Kedro project"):
         show.open_catalog(folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "run", "options", "others"),
+    [
+        ("seed2", "train_sokoban", " --params run_id=seed2", " Run ids of train_sokoban that are stored: default."),
+        ("default", "score_sokoban", "", ""),
+    ],
+)
+def test_a_run_that_is_not_stored_is_named_with_its_command(tmp_path, monkeypatch, run_id, run, options, others):
+    (tmp_path / "07_model_output" / "train_sokoban" / "default").mkdir(parents=True)
+    monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", str(tmp_path))
+    catalog = show.open_catalog(env="test", run_id=run_id, folder=Path(__file__))
+    with pytest.raises(show.NotStoredError) as refused:
+        catalog.load(f"{run}.{'episodes' if run == 'train_sokoban' else 'token_scores'}@pandas")
+    command = f"kedro run --pipelines={run} --env=test{options}"
+    assert str(refused.value) == f"{run}/{run_id} is not stored in {tmp_path}. {command} makes it.{others}"
+
+
+def test_one_run_is_compared_with_its_first_policy():
+    columns = ["split", "task_id", "policy_version", "iteration", "success"]
+    rows = [("train", "a", 0, 0, True), ("validation", "a", 0, 0, False), ("validation", "a", 2, 2, True)]
+    rows += [("evaluation", "b", 0, 0, False), ("evaluation", "b", 3, 1, True)]
+    first = show.first_policy(pd.DataFrame(rows, columns=columns))
+    assert first.to_numpy().tolist() == [["validation", "a", 2, 0, False], ["evaluation", "b", 0, 1, False]]
