@@ -78,6 +78,24 @@ def test_lines_that_are_no_rows():
     assert "{broken" in rejected.raw
 
 
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("0.00001", "0.00001"),
+        ("1e16", "10000000000000000"),
+        ("1e400", "1" + 400 * "0"),
+        ("0.1234567890123456789", "0.1234567890123456789"),
+        ("NaN", None),
+        ("-Infinity", None),
+    ],
+)
+def test_numbers_of_json_lines_keep_their_digits(tmp_path, written, answer):
+    (tmp_path / "rows.jsonl").write_text(f'{{"problem": "Find x.", "answer": {written}, "ratio": 1.10}}\n')
+    (raw,) = raw_rows(read_rows(str(tmp_path / "rows.jsonl")), "test", "train", RowIds())
+    assert raw["answer"] == answer
+    assert answer is None or json.loads(raw["columns"]) == {"ratio": 1.1}
+
+
 def test_rejected_rows_show_what_they_held_in_short():
     _, (rejected,) = index([source_row(images=["data:" + "x" * 100_000], problem="<image>Find it.", tag="mine")])
     assert "Find it." in rejected.raw

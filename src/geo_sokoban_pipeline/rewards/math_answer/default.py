@@ -155,10 +155,14 @@ def _compare_formulas(pair: _Pair) -> _Verdict | None:
 
 
 def _has_same_letters(pair: _Pair) -> bool:
-    """Whether all that must be equal has the same letters, with their case, index and primes; roundings have none."""
+    """Whether all that must be equal has the same letters, with their case, index and primes; roundings have none.
+
+    Euler's number may be missing on one side, unless the label has no letter at all.
+    """
     equal = [pair.answer, pair.truth, *(side for link in pair.links if link.is_exact for side in link[:2])]
     near = [side for link in pair.links if not link.is_exact for side in link[:2]]
-    return len({names(text) for text in equal}) == 1 and all(names(side) <= {"e"} for side in near)
+    is_known = pair.letters or not has_letters(pair.answer)
+    return is_known and len({names(side) - {"e"} for side in equal}) == 1 and all(names(side) <= {"e"} for side in near)
 
 
 def _numbers(text: str) -> tuple[str, list[Surd]] | None:
