@@ -96,9 +96,20 @@ def _parquet_rows(path: Path, opened: Any, batch_rows: int) -> Iterator[dict[str
     with opened as file:
         try:
             for batch in file.iter_batches(batch_size=batch_rows):
-                yield from batch.to_pylist()
+                yield from plain_rows(batch)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path} is torn ({error}); fetch or write it again.") from error
+
+
+def plain_rows(batch: Any) -> list[dict[str, Any]]:
+    """Rows of an Arrow table or batch; labels of single precision keep their digits (0.1, not 0.10000000149011612)."""
+    import pyarrow as pa
+
+    at = batch.schema.get_field_index("answer")
+    if at >= 0 and pa.types.is_float32(batch.schema.field(at).type):
+        batch = batch.set_column(at, "answer", batch.column(at).cast("string").cast("float64"))
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any] | BadRow]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from geo_sokoban_pipeline.envs.rows import HubReader
+from geo_sokoban_pipeline.envs.rows import HubReader, plain_rows
 from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, RowStream
 
 
@@ -56,7 +56,7 @@ def hub_rows(options: HubSource, *, section: str, streaming: bool = False, batch
     def rows() -> Iterator[dict[str, Any]]:
         with _explain(section, options.dataset, f", split={options.split!r}"):
             for batch in dataset.with_format("arrow").iter(batch_size=batch_rows):
-                yield from batch.to_pylist()
+                yield from plain_rows(batch)
 
     return RowStream(rows)
 

@@ -6,6 +6,8 @@ import json
 import re
 from decimal import Decimal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from geo_sokoban_pipeline.envs.geo3k.data import (
@@ -94,6 +96,22 @@ def test_numbers_of_json_lines_keep_their_digits(tmp_path, written, answer):
     (raw,) = raw_rows(read_rows(str(tmp_path / "rows.jsonl")), "test", "train", RowIds())
     assert raw["answer"] == answer
     assert answer is None or json.loads(raw["columns"]) == {"ratio": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("column", "labels"),
+    [
+        (pa.array([0.1, 1e-5, 1e16, None], pa.float64()), ["0.1", "0.00001", "10000000000000000", None]),
+        (pa.array([0.1, 1e-5, 33.3], pa.float32()), ["0.1", "0.00001", "33.3"]),
+        (pa.array([Decimal("1.10"), Decimal("-2.00")], pa.decimal128(9, 2)), ["1.10", "-2.00"]),
+        (pa.array([7, 2**62], pa.int64()), ["7", str(2**62)]),
+    ],
+    ids=["double", "single", "decimal", "integer"],
+)
+def test_number_columns_of_parquet_keep_their_digits(tmp_path, column, labels):
+    pq.write_table(pa.table({"problem": ["Find x."] * len(column), "answer": column}), tmp_path / "rows.parquet")
+    raws = raw_rows(read_rows(str(tmp_path / "rows.parquet")), "test", "train", RowIds())
+    assert [raw["answer"] for raw in raws] == labels
 
 
 def test_rejected_rows_show_what_they_held_in_short():
