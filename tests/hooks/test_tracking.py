@@ -160,6 +160,10 @@ def test_an_evaluation_becomes_lines_and_tags():
         "eval.final.final.policy.iteration": "39",
         "eval.final.final.policy.policy_version": "40",
     }.items() <= evaluation_tags(named).items()
+    # A policy may be called by a long path, which MLflow would take in no tag.
+    folder = f"../{'a' * 300}/../final_policy"
+    found = evaluation_tags({"policies": [folder], "checkpoints": {folder: checkpoints["final"]}, "rows": []})
+    assert len(found) == 3 and all(len(name) < 250 and "/" not in name for name in found)
 
 
 def test_only_parameters_that_are_in_force():

@@ -29,7 +29,8 @@ _CONTEXTS = {"prompts": "training", "validation_prompts": "validation", "eval_pr
 _POLICIES = {"base_policy": "policy.start", "policy": "policy.warm_start", "final_policy": "policy.final"}
 _STEP = ("iteration", "policy_version")  # the axis of every chart, no values of their own
 _ZERO_STD = "rollout/zero_std/count"
-_NO_NAME = re.compile(r"[^\w\-. :/]")  # what MLflow takes in no name
+_NO_NAME = re.compile(r"[^\w\-. :]")  # what MLflow takes in no name, or reads as a path
+_LONGEST_NAME = 150  # characters of a policy's name in a tag's; MLflow takes 250 of the whole
 _MODES = ("sampled", "greedy")
 _START, _VALIDATION = "eval/start/", "eval/validation/"
 _EPISODE_ROWS = 2000  # of the table of evaluation episodes
@@ -255,19 +256,24 @@ def evaluation_tags(summary: Mapping[str, Any]) -> dict[str, str]:
     names = [str(name) for name in summary.get("policies") or []]
     tags = {f"eval.final.{name}": str(summary[name]) for name in ("data_id", "prompts_hash") if summary.get(name)}
     for policy, found in (summary.get("checkpoints") or {}).items():
-        place = _NO_NAME.sub("_", f"eval.final.{policy}.policy")
+        place = f"{_tag_name(policy)}.policy"
         known = {name: value for name, value in found.items() if value is not None}
         tags |= {place if name == "hash" else f"{place}.{name}": str(value) for name, value in known.items()}
     for row in summary.get("rows") or []:
         if row.get("solve_rate") is None:
             continue
         mode = row.get("mode") if row.get("mode") in _MODES else None
-        name = _NO_NAME.sub("_", f"eval.final.{row['policy']}" + (f".{mode}" if mode else ""))
+        name = _tag_name(row["policy"]) + (f".{mode}" if mode else "")
         if row["policy"] not in (names[0], names[-1]) if names else True:
             tags[name] = f"{row['solve_rate']:.4f}"
         if row.get("low") is not None and row.get("high") is not None:
             tags[f"{name}.interval"] = f"{row['low']:.4f}–{row['high']:.4f}"
     return tags
+
+
+def _tag_name(policy: str) -> str:
+    """First part of the tags of a policy, whose name may be a long path."""
+    return f"eval.final.{_NO_NAME.sub('_', policy)[-_LONGEST_NAME:]}"
 
 
 def warm_start_points(history: Iterable[Mapping[str, Any]]) -> list[tuple[str, float, int]]:
