@@ -102,8 +102,30 @@ def test_docs_say_whether_the_seeds_chose_the_recipe(seeds, chosen_on, clause, s
     assert line.endswith(f", {clause.rstrip(':')}.")
     assert clause.rstrip(":") in table
     played = page.partition("\n")[0]
-    assert played.endswith("of the episodes.") if sentence is None else sentence in played
+    assert played.endswith("evidence of its own.") if sentence is None else sentence in played
     assert ("recipe" in page + line + table) == (sentence is not None)
+
+
+def test_docs_say_which_kind_of_interval_a_study_has():
+    results = make_results(make_seed(3, 420))
+    assert "Brackets are 95 % Wilson intervals over rows" in render_study(results)
+    final = next(row for row in results["seeds"][0]["rows"] if row["player"] == "final" and row["mode"] == "sampled")
+    final |= {"clusters": 57, "low": 0.5, "high": 0.8, "by_length": [[1, 300, 320, 0.9, 0.96], [2, 120, 320, 0.2, 0.5]]}
+    text = render_study(results | {"intervals": "clusters"})
+    assert "Wilson" not in text and "all episodes of a wall layout are one piece of evidence." in text
+    assert "65.6\u202f% [50.0–80.0]" in text and "| after GRPO, sampled | 94 [90–96] | 38 [20–50] |" in text
+    problems = render_study(make_answer_results() | {"intervals": "clusters"})
+    assert "all episodes of a distinct problem are one piece of evidence." in problems
+
+
+def test_the_seed_of_make_run_stands_beside_the_others():
+    seeds = [make_seed(seed, 420 + 10 * seed) for seed in (3, 4, 5)]
+    results = make_results(*seeds)
+    assert "make run" not in render_readme(results) + render_study(results)
+    beside = results | {"beside": [make_seed(0, 448)]}
+    shown = "`make run` is seed 0, which is in no mean here: 70.0\u202f% [66.3–73.4] sampled and 62.5\u202f% ["
+    assert shown in render_readme(beside) and shown in render_study(beside)
+    assert render_readme(beside).splitlines()[2:] == render_readme(results).splitlines()[2:]  # the means are the same
 
 
 def test_growth_of_memory_is_shown_wherever_it_was_measured():

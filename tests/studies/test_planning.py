@@ -178,7 +178,7 @@ def test_the_studies_of_the_project_can_be_planned(name):
     study = read(f"studies/{name}")[f"study_{name}"]
     members = plan(study, name)
     assert len({member.run_id for member in members}) == len(members)
-    assert sum(member.kind == "train" for member in members) == len(study["seeds"])
+    assert sum(member.kind == "train" for member in members) == len(study["seeds"]) + len(study.get("beside", ()))
 
 
 def test_finished_are_members_with_the_same_parameters_and_all_files(tmp_path):

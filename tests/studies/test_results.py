@@ -27,8 +27,9 @@ from geo_sokoban_pipeline.studies.run import StudyFolder
 
 
 def summary(policies: list[str], *rows: tuple[str, str]) -> dict[str, Any]:
-    lengths = [{"length": 1, "solved": 3, "episodes": 4}]
-    counts = {"solved": 3, "episodes": 4, "by_length": lengths}
+    ends = {"low": 0.25, "high": 0.875}
+    lengths = [{"length": 1, "solved": 3, "episodes": 4, **ends}]
+    counts = {"solved": 3, "episodes": 4, "clusters": 2, **ends, "by_length": lengths}
     return {"policies": policies, "rows": [{"policy": policy, "mode": mode, **counts} for policy, mode in rows]}
 
 
@@ -57,7 +58,16 @@ def test_rows_of_a_run_and_of_an_evaluation_have_the_same_names():
     ]
     control = summary(["control_optimal"], ("control_optimal", "sampled"))
     assert evaluation_rows(control, "sokoban") == [
-        {"player": "control_optimal", "mode": "sampled", "solved": 3, "episodes": 4, "by_length": [[1, 3, 4]]}
+        {
+            "player": "control_optimal",
+            "mode": "sampled",
+            "solved": 3,
+            "episodes": 4,
+            "clusters": 2,
+            "low": 0.25,
+            "high": 0.875,
+            "by_length": [[1, 3, 4, 0.25, 0.875]],
+        }
     ]
 
 
@@ -167,6 +177,7 @@ def test_results_of_a_study_are_those_of_its_members(tmp_path):
     study = section_model("study_default").model_validate(
         {
             "seeds": [4, 7],
+            "beside": [0],
             "controls": ["teacher"],
             "evaluations": [{"name": "wide", "title": "Wider levels", "sokoban": {"width": 8}}],
             "bars": [{"player": "final", "at_least": 20.0}],
@@ -175,7 +186,7 @@ def test_results_of_a_study_are_those_of_its_members(tmp_path):
     members = plan_members("tried", study, {"train_sokoban": {}, "sokoban": {}, "tracking": {}}, tmp_path)
     folder = StudyFolder.of(tmp_path, "tried")
     for member in members:
-        write_member(member, at=[4, 7].index(member.seed))
+        write_member(member, at=[4, 7, 0].index(member.seed))
         maker = {"cores": 2, "processor": "A", "commit": "c"}
         folder.write_record(member, 60.0 * member.seed, workers=1 if member.kind == "train" else 2, maker=maker)
     wide = next(member.root for member in members if member.kind == "evaluate")
@@ -187,6 +198,9 @@ def test_results_of_a_study_are_those_of_its_members(tmp_path):
     assert (results["study"], results["title"], results["bars"][0]["at_least"]) == ("tried", "tried", 20.0)
     assert (results["machine"]["workers"], results["machine"]["other_workers"]) == (1, 2)
     assert set(results["made_with"]) == {member.run_id for member in members}
+    assert results["intervals"] == "clusters"
+    (beside,) = results["beside"]
+    assert (beside["seed"], beside["run_id"], set(beside["curves"])) == (0, "tried-seed0", {"warm_start", "grpo"})
     levels = results["levels"]
     assert (levels["count"], levels["boxes"], levels["width"], levels["lengths"]) == (8, 1, 6, [1, 3])
     assert (levels["distinct"], levels["shared_layouts"], levels["per_length"]) == (2, 0, [4])

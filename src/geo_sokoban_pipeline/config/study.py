@@ -46,7 +46,7 @@ class CriterionOptions(StrictModel):
     over: str | None = Field(None, description="Row that is subtracted. None: the rate itself is judged.")
     at_least: float | None = Field(None, ge=-100, le=100, description="Least points. None: no lower limit.")
     at_most: float | None = Field(None, ge=-100, le=100, description="Most points. None: no upper limit.")
-    apart: bool = Field(False, description="Whether the 95 % Wilson intervals of `player` and `over` must not overlap.")
+    apart: bool = Field(False, description="Whether the 95 % intervals of `player` and `over` must not overlap.")
     measure: Literal["solved", "first_attempt"] = Field(
         "solved",
         description="Rate of solved episodes, or of those whose first attempt is correct.",
@@ -93,6 +93,11 @@ class StudyDefinition(DataOverrides):
     title: str = Field("", description="Heading in the docs.")
     task: str = Field(description="What is studied.")
     seeds: tuple[CountOrZero, ...] = Field((0, 1, 2), min_length=1, description="Seeds of the runs.")
+    beside: tuple[CountOrZero, ...] = Field(
+        (),
+        description="Seeds that run too, without controls, and stand beside the others in no mean; 0 is that of "
+        "`make run`.",
+    )
     chosen_on: tuple[CountOrZero, ...] = Field(
         (),
         description="Seeds with which the recipe was chosen, on validation prompts. The docs say whether `seeds` are "
@@ -121,7 +126,7 @@ class StudyDefinition(DataOverrides):
     @model_validator(mode="after")
     def _check(self) -> StudyDefinition:
         for name, values in (
-            ("seeds", list(self.seeds)),
+            ("seeds and beside", [*self.seeds, *self.beside]),
             ("chosen_on", list(self.chosen_on)),
             ("controls", list(self.controls)),
             ("evaluations", [further.name for further in self.evaluations]),

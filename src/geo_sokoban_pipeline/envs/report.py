@@ -223,6 +223,11 @@ class TaskReport:
         return f"{count(levels['count'])} evaluation prompts"
 
 
+def study_cell(cell: Mapping[str, Any]) -> list[float]:
+    """Counts of a cell of a breakdown as a study stores them: solved, episodes, and the ends of the interval."""
+    return [cell["solved"], cell["episodes"], *(cell[end] for end in ("low", "high") if end in cell)]
+
+
 def compare_blind(summary: Summary, policies: Sequence[str], verb: str) -> list[str]:
     """Sentences about the image ablations of the final policy.
 

@@ -13,6 +13,7 @@ from geo_sokoban_pipeline.reporting.study_tables import (
     MODES,
     Rate,
     Results,
+    describe_beside,
     describe_choice,
     find_rate,
     markdown_table,
@@ -153,7 +154,7 @@ def render_readme(results: Results) -> str:
             lines.append([name, sampled, "" if agent in task.report.study_baselines else greedy])
     many = f"{_describe_seeds(results)}{' (lowest–highest in brackets)' if len(seeds) > 1 else ''}"
     what = f"{task.words.rate.capitalize()}, {many}: {task.report.study_prompts(results['levels'])}."
-    head = f"{what} {_describe_minutes(results)}".strip()
+    head = " ".join(filter(None, [what, _describe_minutes(results), describe_beside(results, task)]))
     return "\n\n".join([head, markdown_table(["policy", "sampled", "greedy"], lines)])
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.metrics import wilson_interval
 from geo_sokoban_pipeline.envs.report import TaskReport
-from geo_sokoban_pipeline.formats import DASH, count, number, percent, signed
+from geo_sokoban_pipeline.formats import DASH, count, in_percent, number, percent, signed
 from geo_sokoban_pipeline.tasks import task_of
 
 Results = Mapping[str, Any]
@@ -31,10 +31,12 @@ _ROUNDING = 1e-9  # of differences of shares
 
 @dataclass(frozen=True)
 class Rate:
-    """A solve rate with its counts and 95 % Wilson interval, all shares."""
+    """A solve rate with its counts, and the ends of its 95 % interval over clusters where the results have them."""
 
     solved: int
     episodes: int
+    low: float | None = None
+    high: float | None = None
 
     @property
     def share(self) -> float:
@@ -43,12 +45,14 @@ class Rate:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The interval."""
-        return wilson_interval(self.solved, self.episodes)
+        """The interval: over clusters where the results have it, else that of Wilson over rows."""
+        if self.low is None or self.high is None:
+            return wilson_interval(self.solved, self.episodes)
+        return self.low, self.high
 
     def write(self, digits: int = 1) -> str:
         """`59.1 % [55.2–62.8]`."""
-        low, high = (f"{end * 100:.{digits}f}" for end in self.ends)
+        low, high = (in_percent(end, digits) for end in self.ends)
         return f"{percent(self.share, digits)} [{low}–{high}]"
 
 
@@ -70,10 +74,13 @@ def find_rate(rows: Iterable[Row], agent: str, mode: str, measure: str = "solved
     Args:
         measure: `solved`, or `first_attempt` if the rows have it.
     """
-    counted = {"solved": "solved", "first_attempt": "first_attempts"}[measure]
+    counted, low, high = {
+        "solved": ("solved", "low", "high"),
+        "first_attempt": ("first_attempts", "first_low", "first_high"),
+    }[measure]
     for row in rows:
         if row["player"] == agent and row["mode"] in (mode, "-") and row["episodes"] and row.get(counted) is not None:
-            return Rate(row[counted], row["episodes"])
+            return Rate(row[counted], row["episodes"], row.get(low), row.get(high))
     return None
 
 
@@ -94,9 +101,11 @@ def rates_by(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str, column: 
     rates: dict[Any, list[Rate]] = {}
     for row in (row for seed in seeds for row in seed["rows"]):
         if row["player"] == agent and row["mode"] in (mode, "-"):
-            for label, solved, episodes in row[column] if column in row else row.get("breakdowns", {}).get(column, []):
+            for label, solved, episodes, *ends in (
+                row[column] if column in row else row.get("breakdowns", {}).get(column, [])
+            ):
                 if episodes:
-                    rates.setdefault(label, []).append(Rate(solved, episodes))
+                    rates.setdefault(label, []).append(Rate(solved, episodes, *ends))
     return dict(sorted(rates.items()))
 
 
@@ -189,8 +198,9 @@ def render_study(results: Results) -> str:
     units, rate = task.words.units, task.words.rate.capitalize()
     image = f"![{rate} on validation {units} over CPU-seconds](img/learning_{name}.svg)"
     parts = [
-        " ".join(filter(None, [describe_prompts(results["levels"], task), _describe_choice(results)])),
+        " ".join(filter(None, [describe_prompts(results["levels"], task, results), _describe_choice(results)])),
         _rates_table(seeds, task),
+        describe_beside(results, task),
         _first_attempts(results, task),
         *_shares(results, task),
         f"{image}\n\n{_CAPTION.format(units=units)}",
@@ -200,16 +210,23 @@ def render_study(results: Results) -> str:
         "and evaluation. Minutes are the wall time of the whole command, from data to report.",
         _time_table(results, task),
         describe_machine(results["machine"]),
-        *_sets(results["sets"], task),
+        *_sets(results, task),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def describe_prompts(levels: Mapping[str, Any], task: Task) -> str:
-    """The evaluation prompts, in two sentences."""
+def describe_prompts(levels: Mapping[str, Any], task: Task, results: Results) -> str:
+    """The evaluation prompts and the kind of the intervals, in two sentences."""
     prompts, unit = task.report.study_prompts(levels), task.words.unit
-    intervals = "Brackets are 95 % Wilson intervals of the episodes."
-    return f"Evaluated on {prompts}; one episode per {unit} and mode. {intervals}"
+    return f"Evaluated on {prompts}; one episode per {unit} and mode. Brackets are {name_intervals(results, task)}."
+
+
+def name_intervals(results: Results, task: Task) -> str:
+    """The kind of a study's intervals; results from before intervals were over clusters have those of their rows."""
+    if results.get("intervals") == "clusters":
+        one = task.report.cluster[0] if task.report.cluster else f"distinct {task.words.unit}"
+        return f"95 % intervals over clusters: all episodes of a {one} are one piece of evidence"
+    return "95 % Wilson intervals over rows, as if every episode were evidence of its own"
 
 
 def name_seeds(seeds: Sequence[int]) -> str:
@@ -234,6 +251,17 @@ def describe_choice(results: Results) -> str:
     if both:
         return f"of which {name_seeds(both)} took part in choosing the recipe"
     return f"{'none of which took' if len(seeds) > 1 else 'which took no'} part in choosing the recipe"
+
+
+def describe_beside(results: Results, task: Task) -> str:
+    """Rates of the final policy of the seeds beside the others, `make run`'s among them; empty without any."""
+    sentences = []
+    for seed in results.get("beside") or []:
+        rates = [(mode, find_rate(seed["rows"], "final", mode)) for mode in MODES]
+        shown = " and ".join(f"{rate.write()} {mode}" for mode, rate in rates if rate)
+        name = "`make run` is seed 0" if seed["seed"] == 0 else f"Seed {seed['seed']}"
+        sentences.append(f"{name}, which is in no mean here: {shown} {task.report.label('final')}.")
+    return " ".join(sentences)
 
 
 def _describe_choice(results: Results) -> str:
@@ -336,7 +364,7 @@ def _breakdowns(seeds: Sequence[Mapping[str, Any]], task: Task) -> list[str]:
 def _describe_breakdown(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, str], task: Task) -> str:
     words = task.words
     if len(seeds) == 1:
-        return f"**By {breakdown[0]}**: percent {words.solved}, with the 95 % Wilson interval."
+        return f"**By {breakdown[0]}**: percent {words.solved}, with the 95 % interval."
     return (
         f"**By {breakdown[0]}**: percent {words.solved}, mean of the seeds (lowest–highest); all seeds have the "
         f"same {words.units}."
@@ -368,8 +396,8 @@ def _short(rates: Sequence[Rate], seeds: int) -> str:
     if len(rates) < seeds:
         return DASH
     if seeds == 1:
-        low, high = (f"{100 * end:.0f}" for end in rates[0].ends)
-        return f"{100 * rates[0].share:.0f} [{low}–{high}]"
+        low, high = (in_percent(end, 0) for end in rates[0].ends)
+        return f"{in_percent(rates[0].share, 0)} [{low}–{high}]"
     shares = [100 * rate.share for rate in rates]
     return f"{fmean(shares):.0f} ({min(shares):.0f}–{max(shares):.0f})"
 
@@ -415,11 +443,11 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     )
 
 
-def _sets(sets: Sequence[Mapping[str, Any]], task: Task) -> list[str]:
+def _sets(results: Results, task: Task) -> list[str]:
     parts = []
-    for further in sets:
+    for further in results["sets"]:
         parts += [
-            f"**{further['title']}.** {describe_prompts(further['levels'], task)}",
+            f"**{further['title']}.** {describe_prompts(further['levels'], task, results)}",
             _rates_table(further["seeds"], task),
         ]
         for breakdown in task.report.study_breakdowns[:1]:

@@ -171,6 +171,7 @@ def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, 
             both = {**prompts, **evaluation, "tracking": {"enabled": False}}, {**everything, **evaluation}
             place, part = root / "studies" / name / further.name, further.name
             members.append(_member(task, f"{run_id}-{part}", "evaluate", part, seed, place, *both, run_id))
+    members += [_member(task, f"{name}-seed{one}", "train", "", one, own, given, resolved) for one in study.beside]
     return sorted(members, key=lambda member: _ORDER.index(member.kind))
 
 

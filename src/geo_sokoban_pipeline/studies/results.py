@@ -39,16 +39,17 @@ def collect_results(
     Returns:
         `study`, `task`, `title`, `chosen_on` (seeds with which the recipe was chosen), `max_minutes`,
         `least_spent`, `max_growth`, `bars`, `machine`, `made_with` (versions and machine by run id), `levels`
-        (evaluation prompts), `seeds` (per seed: rows of the evaluation, CPU-seconds, minutes, memory, curves),
+        (evaluation prompts), `intervals` (what the rows' intervals are over; a file without it has none), `seeds` (per
+        seed: rows of the evaluation, CPU-seconds, minutes, memory, curves), `beside` (the same of further seeds),
         `sets` (per further set: title, levels, rows per seed).
     """
     check_prompts(members)
     trained = [member for member in members if member.kind == "train"]
     records = {member.run_id: folder.read_record(member) for member in members}
-    seeds = []
+    described = {}
     for member in trained:
         controls = [other for other in members if other.kind == "control" and other.after == member.run_id]
-        seeds.append(_describe_seed(member, controls, records[member.run_id]))
+        described[member.seed] = _describe_seed(member, controls, records[member.run_id])
     first = trained[0]
     return {
         "study": name,
@@ -63,7 +64,9 @@ def collect_results(
         "made_with": {run_id: record["maker"] for run_id, record in records.items()},
         "levels": _describe_played(first, first),
         "teacher": first.parameters[f"train_{first.task}"]["warm_start"]["teacher"]["name"],
-        "seeds": seeds,
+        "intervals": "clusters",
+        "seeds": [described[seed] for seed in study.seeds],
+        "beside": [described[seed] for seed in study.beside],
         "sets": [_describe_set(further.name, further.title, members) for further in study.evaluations],
     }
 
@@ -138,6 +141,7 @@ def evaluation_rows(summary: Mapping[str, Any], task: str) -> list[dict[str, Any
             "mode": row["mode"],
             "solved": row["solved"],
             "episodes": row["episodes"],
+            **{name: row[name] for name in ("clusters", "low", "high") if name in row},
             **report.study_counts(row),
         }
         for row in summary["rows"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.envs.report import DataTable, Summary, TaskReport, compare_blind
+from geo_sokoban_pipeline.envs.report import DataTable, Summary, TaskReport, compare_blind, study_cell
 from geo_sokoban_pipeline.formats import DASH, START, count, find_baseline, find_row, percent, plural, write_rate
 
 if TYPE_CHECKING:
@@ -104,12 +104,14 @@ class GeometryReport(TaskReport):
 
     def study_counts(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Correct first attempts, shares of episodes with calls and with plausible answers, and counts by kind."""
+        first = row["first_attempt"] or {}
         return {
-            "first_attempts": (row["first_attempt"] or {}).get("solved"),
+            "first_attempts": first.get("solved"),
+            **{f"first_{end}": first[end] for end in ("low", "high") if end in first},
             "called_share": (row.get("tools") or {}).get("called_share"),
             "plausible_share": row.get("plausible_share"),
             "breakdowns": {
-                column: [[cell["label"], cell["solved"], cell["episodes"]] for cell in cells]
+                column: [[cell["label"], *study_cell(cell)] for cell in cells]
                 for column, cells in (row.get("breakdowns") or {}).items()
             },
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.envs.report import DataTable, Summary, TaskReport, compare_blind
+from geo_sokoban_pipeline.envs.report import DataTable, Summary, TaskReport, compare_blind, study_cell
 from geo_sokoban_pipeline.formats import count, find_baseline, percent, plural, write_rate
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ class SokobanReport(TaskReport):
         }
 
     def study_counts(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """[length, solved, episodes] by optimal length."""
-        return {"by_length": [[cell["length"], cell["solved"], cell["episodes"]] for cell in row["by_length"]]}
+        """[length, solved, episodes, low, high] by optimal length."""
+        return {"by_length": [[cell["length"], *study_cell(cell)] for cell in row["by_length"]]}
 
     def study_prompts(self, levels: Mapping[str, Any]) -> str:
         """Levels, their sizes and lengths, and whether their walls occur in training."""
