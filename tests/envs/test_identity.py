@@ -83,6 +83,7 @@ GEOMETRY: dict[str, tuple[Any, set[str]]] = {
     "repair_control_characters": (False, ALL),
     "transparency": ("drop", ALL),
     "image_folder": ("images", READ),
+    "rows_without_image": ("keep", READ),
     "hub": ({"dataset": "a/b"}, {"hub"}),
     "hub.dataset": ("a/b", {"hub"}),
     "hub.revision": ("v2", {"hub"}),

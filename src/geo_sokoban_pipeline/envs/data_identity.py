@@ -19,8 +19,8 @@ from geo_sokoban_pipeline.envs.rows import split_slice
 from geo_sokoban_pipeline.runs.storage import file_digest
 from geo_sokoban_pipeline.seeding import content_hash
 
-# Raise it when the same settings give other rows: tables of earlier code then keep their own ids.
-ROWS_VERSION = 1
+# Raise one when the same settings give other rows: tables of earlier code then keep their own ids.
+ROWS_VERSION = {"generate": 1, "file": 2, "hub": 2}
 
 _FILES = ("path", "validation_path", "eval_path")  # names of files, in the section `file`
 _DIGITS = 8
@@ -57,7 +57,7 @@ def identify_data(task: str, options: DataOptions) -> DataIdentity:
         settings["file"] |= _describe_files(given["file"])
     elif source == "hub" and (folder := Path(given["hub"]["dataset"])).is_dir():
         settings["hub"]["content"] = _digest(folder)
-    settings["rows_version"] = ROWS_VERSION
+    settings["rows_version"] = ROWS_VERSION.get(source, 1)
     text = json.dumps(settings, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return DataIdentity(task, f"{_name(options, given)}-{content_hash(text)[:_DIGITS]}", settings, given)
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from geo_sokoban_pipeline.formats import type_name
 
@@ -51,7 +51,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 def decode_image(
     raw: bytes, *, max_pixels: int, max_aspect: float | None = None, transparency: Transparency = "drop"
 ) -> Image.Image:
-    """Image of an image file, in RGB; of an animation the first frame.
+    """Image of an image file, in RGB and turned as its orientation tag says; of an animation the first frame.
 
     Args:
         raw: PNG, JPEG, WebP, GIF or BMP.
@@ -66,8 +66,9 @@ def decode_image(
     try:
         # Opening reads the header only; the size is checked before pixels are unpacked.
         with Image.open(io.BytesIO(raw), formats=_FORMATS) as image:
-            _check_size(*image.size, max_pixels, max_aspect)
-            return _as_rgb(image, transparency)
+            _check_size(*image.size, max_pixels, max_aspect)  # no turn changes pixels or aspect
+            image.load()  # a PNG may hold its tag behind the pixels
+            return _as_rgb(_upright(image), transparency)
     except _DAMAGED as error:
         raise ValueError(f"image cannot be decoded: {error}") from error
 
@@ -77,6 +78,25 @@ def _check_size(width: int, height: int, max_pixels: int, max_aspect: float | No
         raise ValueError(f"image has {width}×{height} pixels, more than limits.max_pixels={max_pixels}")
     if max_aspect is not None and max(width, height) > max_aspect * min(width, height):
         raise ValueError(f"image is {width}×{height}, longer than limits.max_aspect={max_aspect:g} allows")
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except (*_DAMAGED, ValueError, TypeError):  # damaged tags: viewers show the pixels as they are
+        return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _as_rgb(image: Image.Image, transparency: Transparency) -> Image.Image:

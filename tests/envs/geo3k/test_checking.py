@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import textwrap
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from geo_sokoban_pipeline.envs.geo3k.data import (
     PROBLEM_INDEX,
@@ -20,6 +23,7 @@ from geo_sokoban_pipeline.envs.geo3k.data import (
     index_rows,
     prompt_row,
     raw_rows,
+    summarise_data,
 )
 from geo_sokoban_pipeline.envs.rows import BadRow, RejectedRow, read_rows
 from geo_sokoban_pipeline.runs.row_stream import RowStream, stored_rows, write_rows
@@ -45,7 +49,6 @@ def process(row, instruction):
         ({"problem": None}, "problem is missing; a text is expected"),
         ({"problem": ["a"]}, "problem is a list"),
         ({"problem": "  "}, "problem is blank"),
-        ({"problem": "Find x."}, "1 images, but problem holds <image> 0 times"),
         ({"problem": "<image><image>"}, "1 images, but problem holds <image> 2 times"),
         ({"problem": "<image>a<|im_end|>"}, "problem holds the chat mark"),
         ({"problem": "<image>a\x01"}, r"problem holds the control character U\+0001"),
@@ -58,6 +61,14 @@ def process(row, instruction):
         ({"answer": {"value": 1}}, "answer is a dict"),
         ({"images": None}, "0 images, but problem holds <image> 1 times"),
         ({"images": []}, "0 images"),
+        ({"images": None, "problem": "Find x."}, "images and image are missing; rows_without_image=keep"),
+        ({"images": [], "image": None, "problem": "Find x.", "note": "a.b"}, "are missing; rows_without_image=keep"),
+        (
+            {"images": None, "problem": "Find x.", "photo": {"bytes": b"\x89PNG\r\n\x1a\n" + bytes(9), "path": None}},
+            "are missing; the column photo looks like an image: rename it to image; rows_without_image=keep",
+        ),
+        ({"images": None, "picture": [uri(b"x")]}, "<image> 1 times; .*; the column picture looks like an image"),
+        ({"images": None, "figures": ["a/1.jpg"]}, "the column figures looks like an image"),
         ({"images": 5}, "images is an int; a list of images is expected"),
         ({"images": [5]}, "image is an int"),
         ({"images": [None]}, "image is None"),
@@ -132,7 +143,6 @@ def test_rejected_rows_show_what_they_held_in_short():
         (source_row(answer=" 5 \\sqrt { 3 } "), "5 \\sqrt { 3 }", 1),
         (source_row(images=uri(image_file(drawing()))), "15", 1),  # one image that is no list
         (source_row(images=[image_file(drawing())]), "15", 1),
-        (source_row(images=None, problem="Find x."), "15", 0),
         (
             source_row(images=[image_file(drawing(1)), image_file(drawing(2))], problem="<image> and <image>"),
             "15",
@@ -144,6 +154,68 @@ def test_rejected_rows_show_what_they_held_in_short():
 def test_rows_that_are_taken(row, answer, images):
     problem = check_problem(raw_of(row), options())
     assert (problem.answer, len(problem.images), problem.repaired) == (answer, images, 0)
+
+
+PNG = image_file(drawing())
+BASE64 = base64.b64encode(PNG).decode()
+
+
+@pytest.mark.parametrize("name", ["images", "image"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        PNG,
+        BASE64,
+        "\n".join(textwrap.wrap(BASE64, 76)),
+        base64.b64encode(image_file(Image.new("RGB", (2, 2)))).decode(),  # shorter than names of files may be
+        uri(PNG),
+        {"bytes": PNG, "path": "a.png"},
+        {"bytes": None, "path": uri(PNG)},
+        {"bytes": BASE64, "path": None},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("listed", [0, 1, 2])
+def test_columns_and_forms_of_images(name, given, listed):
+    """One image or a list of them in either column; with and without placeholders the same problem."""
+    count = listed or 1
+    row = {name: [given] * listed if listed else given, "problem": "Find x.", "answer": "15", "weight": 3}
+    marked = {**row, "problem": "<image>" * count + "Find x."}
+    found, rejected = index([row, marked])
+    assert rejected == []
+    assert [one["images_first"] for one in found] == [True, False]
+    assert found[0]["problem_hash"] == found[1]["problem_hash"]
+    assert len(found[0]["image_hashes"]) == count
+    assert raw_of(row)["columns"] == '{"weight": 3}'
+    assert process(row, "boxed")["problem"] == process(marked, "boxed")["problem"]
+
+
+def test_images_wins_over_image():
+    row = source_row(0, image="left.png")
+    assert (len(check_problem(raw_of(row), options()).images), raw_of(row)["columns"]) == (1, '{"image": "left.png"}')
+
+
+@pytest.mark.parametrize("instruction", TEMPLATES)
+def test_images_come_before_the_question_and_behind_a_block(instruction):
+    """An instruction of the row is recognised whether or not its question holds the placeholder."""
+    plain = source_row(problem=TEMPLATES["tool"].replace("{question}", "Find x."))
+    marked = source_row(problem=TEMPLATES["tool"].replace("{question}", "<image>Find x."))
+    assert process(plain, instruction)["problem"] == process(marked, instruction)["problem"]
+
+
+def test_rows_of_text_alone_are_taken_where_they_are_asked_for():
+    kept = options(rows_without_image="keep")
+    assert check_problem(raw_of(source_row(images=None, problem="Find x.")), kept).images == []
+    with pytest.raises(ValueError, match="0 images, but problem holds <image> 1 times"):
+        check_problem(raw_of(source_row(images=None)), kept)
+
+
+def test_the_report_counts_copies_and_images_that_come_first():
+    rows = [source_row(0), source_row(0), source_row(0, problem="Find $x_{0}$."), source_row(1), source_row(2)]
+    found, _ = index(rows)
+    report = summarise_data([{**row, "split": "train"} for row in found], [], options())
+    assert report["rows_images_first"] == 1
+    assert (report["splits"]["train"]["problems"], report["splits"]["train"]["repeated"]) == (5, 2)
 
 
 def test_repairs_are_counted():

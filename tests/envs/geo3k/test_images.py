@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from geo_sokoban_pipeline.envs.geo3k.data import image_hash, image_uri, read_images
 from geo_sokoban_pipeline.envs.images import data_uri_bytes, png_data_uri, read_data_uri
@@ -71,6 +71,41 @@ def test_modes_and_formats(image, kind, tolerance):
     found = np.asarray(read(image_file(image, kind)), int)
     assert found.shape == (30, 40, 3)
     assert np.abs(found - np.array([200, 10, 60])).max() <= tolerance
+
+
+STEPS = Image.fromarray(np.kron(np.arange(0, 240, 16).reshape(3, 5), np.ones((16, 16))).astype(np.uint8)).convert("RGB")
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("PNG", 0), ("JPEG", 12), ("WEBP", 12)])
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_orientation_tags_are_applied(kind, tolerance, tag):
+    """A file whose pixels lie, with the tag that turns them, is the upright image: in rows and in prompts."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = tag
+    lying = next(
+        turned
+        for turned in [STEPS, *(STEPS.transpose(turn) for turn in Image.Transpose)]
+        if np.array_equal(np.asarray(ImageOps.exif_transpose(tagged(turned, exif))), np.asarray(STEPS))
+    )
+    raw = image_file(lying, kind, exif=exif)
+    prompt = read_data_uri(uri(raw), max_bytes=1 << 20, max_pixels=1 << 20)
+    for found in (read(raw), prompt):
+        assert found.size == STEPS.size
+        assert np.abs(np.asarray(found, int) - np.asarray(STEPS, int)).max() <= tolerance
+    if kind == "PNG":
+        assert image_hash(read(raw)) == image_hash(read(image_file(STEPS)))
+        with pytest.raises(ValueError, match="more than limits.max_pixels=3839"):
+            read(raw, limits={"max_pixels": 48 * 80 - 1})
+
+
+def tagged(image, exif):
+    return Image.open(io.BytesIO(image_file(image, exif=exif)))
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0no tags", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff"])
+@pytest.mark.filterwarnings("ignore:.*EXIF")
+def test_damaged_tags_leave_the_pixels(exif):
+    assert image_hash(read(image_file(STEPS, exif=exif))) == image_hash(STEPS)
 
 
 @pytest.mark.parametrize(("mode", "value"), [("L", 128), ("1", 255), ("LA", 128), ("I;16", 128)])

@@ -66,7 +66,7 @@ def test_controls_are_let_through_where_nothing_is_repaired():
 @pytest.mark.parametrize(("text", "images"), [("<image>a", 0), ("a", 1), ("<image><image>", 1), ("<image> a", 2)])
 def test_as_many_placeholders_as_images(text, images):
     with pytest.raises(ValueError, match=f"{images} images, but problem holds <image> {text.count('<image>')} times"):
-        check_placeholders(text, images)
+        check_placeholders(text, {"images": [None] * images, "columns": "{}"})
 
 
 @pytest.mark.parametrize("first", [*TEMPLATES, "Solve this.\n{question}\nBe quick."])

@@ -132,7 +132,7 @@ class Geo3kDataOptions(data.DataOptions):
     """Everything that the pipeline data_geo3k takes; the defaults are the setting of the tiny policy."""
 
     UNUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "generate": ("shares", "image_folder", "hub", "file"),
+        "generate": ("shares", "image_folder", "rows_without_image", "hub", "file"),
         "hub": ("problems", "file", "hub.streaming"),
         "file": ("problems", "hub"),
     }
@@ -167,6 +167,11 @@ class Geo3kDataOptions(data.DataOptions):
     )
     image_folder: str | None = Field(
         None, description="Folder below which images given as paths are read. None: only bytes and data: URIs are."
+    )
+    rows_without_image: Literal["reject", "keep"] = Field(
+        "reject",
+        description="reject: a row that is read without an image is left out, with the reason. keep: it becomes a "
+        "problem of text alone.",
     )
     hub: GeometryHubOptions = Field(default_factory=GeometryHubOptions)
     file: GeometryFileOptions = Field(default_factory=GeometryFileOptions)

@@ -61,6 +61,7 @@ PROBLEM_INDEX = pa.schema(
         pa.field("family", pa.string()),  # null for problems of a file or the hub
         pa.field("difficulty", pa.string()),
         pa.field("repaired", pa.bool_(), nullable=False),  # whether control characters were replaced
+        pa.field("images_first", pa.bool_(), nullable=False),  # whether placeholders were put before the text
         pa.field("sizes", pa.list_(pa.list_(pa.int32())), nullable=False),  # width and height of each image
     ]
 )
@@ -144,11 +145,12 @@ def raw_rows(
 def _read_row(row: Mapping[str, Any] | BadRow) -> Row:
     if isinstance(row, BadRow):
         raise ValueError(row.reason)
+    name = "images" if row.get("images") or row.get("image") is None else "image"
     return {
-        "images": _read_images(row.get("images")),
+        "images": _read_images(row.get(name)),
         "problem": _read_text(row, "problem"),
         "answer": _read_text(row, "answer"),
-        "columns": json.dumps(json_columns(_read_columns(row)), ensure_ascii=False),
+        "columns": json.dumps(json_columns(_read_columns(row, name)), ensure_ascii=False),
         "error": None,
     }
 
@@ -163,10 +165,14 @@ def _nothing(error: str, columns: Mapping[str, str]) -> Row:
     }
 
 
-def _read_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """All other columns; of our own prompts those of the original problem, so that they stay unchanged."""
+def _read_columns(row: Mapping[str, Any], images: str) -> dict[str, Any]:
+    """All other columns; of our own prompts those of the original problem, so that they stay unchanged.
+
+    Args:
+        images: name of the column with the images.
+    """
     if _OWN_MARK not in row or not isinstance(row.get("columns"), str):
-        return {name: value for name, value in row.items() if name not in _KNOWN}
+        return {name: value for name, value in row.items() if name not in (*_KNOWN, images)}
     kept = {name: row[name] for name in _KEPT if row.get(name) is not None}
     return {**json.loads(row["columns"]), **kept}
 
@@ -204,6 +210,8 @@ def _read_images(images: Any) -> list[Row]:
 def _read_image(image: Any) -> Row:
     if isinstance(image, Mapping):
         raw, path = image.get("bytes"), image.get("path")
+        if isinstance(raw, str) and _is_encoded(raw):  # JSON has no bytes
+            return {"bytes": None, "path": raw}
         if (raw is None or isinstance(raw, bytes)) and (path is None or isinstance(path, str)):
             return {"bytes": raw, "path": path if path is None else check_unicode(path)}
     if isinstance(image, bytes):
@@ -242,8 +250,9 @@ def _warn(row: str) -> None:
 
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# Shorter texts of these characters are names of files.
-_BASE64 = re.compile(r"[A-Za-z0-9+/]{200,}={0,2}")
+_FILE_NAME = re.compile(r"\S+\.(?:png|jpe?g|webp|gif|bmp)", re.IGNORECASE)
+# Shorter texts of these characters are names of files, unless they begin as PNG, JPEG, GIF or WebP do.
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{200,}|(?:iVBORw0KGg|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/]+)={0,2}")
 
 
 def read_images(images: Sequence[Mapping[str, Any]], options: Geo3kDataOptions) -> list[Image.Image]:
@@ -266,6 +275,18 @@ def read_images(images: Sequence[Mapping[str, Any]], options: Geo3kDataOptions) 
         )
         for image in images
     ]
+
+
+def _is_encoded(text: str) -> bool:
+    return text.startswith("data:image/") or _BASE64.fullmatch("".join(text.split())) is not None
+
+
+def holds_image(value: Any) -> bool:
+    """Whether a value of a column, bytes as base64, looks like an image, its file's name, or a list of them."""
+    if isinstance(value, str):
+        return _is_encoded(value) or _FILE_NAME.fullmatch(value) is not None
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return any(map(holds_image, inner))
 
 
 def image_hash(image: Image.Image) -> str:
@@ -291,8 +312,8 @@ def _image_bytes(image: Mapping[str, Any], options: Geo3kDataOptions) -> bytes:
         return data_uri_bytes(text, limit)
     if _ADDRESS.match(text):
         raise ValueError(f"image {text[:60]!r} is remote; only bytes and data: URIs are read")
-    if _BASE64.fullmatch(text):
-        return base64_bytes(text, limit)
+    if _BASE64.fullmatch(packed := "".join(text.split())):  # base64 of mails and certificates has line ends
+        return base64_bytes(packed, limit)
     return _file_bytes(text, options.image_folder, limit)
 
 
@@ -370,15 +391,17 @@ def check_text(name: str, text: str, *, controls: bool) -> None:
         raise ValueError(f"{name} holds the control character U+{ord(found[0]):04X}")
 
 
-def check_placeholders(text: str, images: int) -> None:
-    """Check that there is one placeholder for each image.
+def check_placeholders(text: str, raw: Mapping[str, Any]) -> None:
+    """Check that there is one placeholder for each image of a raw row.
 
     Raises:
         ValueError: there are more or fewer.
     """
-    if text.count(PLACEHOLDER) != images:
+    images, times = len(raw["images"]), text.count(PLACEHOLDER)
+    if times != images:
         raise ValueError(
-            f"{images} images, but problem holds {PLACEHOLDER} {text.count(PLACEHOLDER)} times; it stands for one each"
+            f"{images} images, but problem holds {PLACEHOLDER} {times} times; it stands for one each"
+            f"{_likely_image(raw)}"
         )
 
 
@@ -456,6 +479,7 @@ class CheckedProblem:
         answer: label, repaired, without white space around it.
         images: in RGB, in the order of the placeholders.
         repaired: control characters that were replaced.
+        images_first: whether the text had no placeholder, and got one for each image before the question.
     """
 
     text: str
@@ -463,14 +487,15 @@ class CheckedProblem:
     answer: str
     images: list[Image.Image]
     repaired: int
+    images_first: bool
 
 
 def check_problem(raw: Mapping[str, Any], options: Geo3kDataOptions) -> CheckedProblem:
     """The problem in a raw row.
 
     Raises:
-        ValueError: no text or answer, characters that break a prompt, placeholders without images, or images that
-            are remote, too large or unreadable.
+        ValueError: no text, answer or image, characters that break a prompt, placeholders that do not match the
+            images, or images that are remote, too large or unreadable.
     """
     if raw["error"] is not None:
         raise ValueError(raw["error"])
@@ -481,8 +506,24 @@ def check_problem(raw: Mapping[str, Any], options: Geo3kDataOptions) -> CheckedP
     for name, value in (("problem", text), ("answer", answer)):
         check_text(name, value, controls=options.repair_control_characters)
     question = question_of(text, options.instruction)
-    check_placeholders(question, len(raw["images"]))
-    return CheckedProblem(text, question, answer.strip(" \t\r\n"), read_images(raw["images"], options), repaired)
+    images_first = bool(raw["images"]) and PLACEHOLDER not in question
+    if images_first:
+        shown = PLACEHOLDER * len(raw["images"]) + question
+        text, question = (text.removesuffix(question) if text.endswith(question) else "") + shown, shown
+    check_placeholders(question, raw)
+    if not raw["images"] and options.rows_without_image == "reject":
+        raise ValueError(
+            f"images and image are missing{_likely_image(raw)}; rows_without_image=keep takes rows of text alone"
+        )
+    images = read_images(raw["images"], options)
+    return CheckedProblem(text, question, answer.strip(" \t\r\n"), images, repaired, images_first)
+
+
+def _likely_image(raw: Mapping[str, Any]) -> str:
+    """The column of a row without images that looks like one, as the end of a message."""
+    columns = {} if raw["images"] else json.loads(raw["columns"])
+    found = [name for name, value in columns.items() if holds_image(value)]
+    return f"; the column {found[0]} looks like an image: rename it to image" if found else ""
 
 
 def index_rows(
@@ -513,6 +554,7 @@ def index_rows(
             "family": text_or_none(columns.get("family")),
             "difficulty": text_or_none(columns.get("difficulty")),
             "repaired": problem.repaired > 0,
+            "images_first": problem.images_first,
             "sizes": [list(image.size) for image in problem.images],
         }
 
@@ -531,6 +573,7 @@ _REJECTED: dict[str, Any] = {
     "family": None,
     "difficulty": None,
     "repaired": False,
+    "images_first": False,
     "sizes": [],
 }
 
@@ -715,6 +758,7 @@ def summarise_data(index: Sequence[IndexRow], reasons: Sequence[str], options: G
         "rows_excluded": status["excluded"],
         "rows_left_out": status["left_out"],
         "rows_repaired": sum(row["repaired"] for row in index),
+        "rows_images_first": sum(row["images_first"] for row in index),
         "problems": status["kept"],
         "split_note": _split_note(options.exclude_overlaps, assigned),
         "splits": {split: describe_split(rows) for split, rows in by_split.items()},

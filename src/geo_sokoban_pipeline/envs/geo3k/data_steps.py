@@ -91,8 +91,22 @@ def report_data(
                 pair.replace("+", " and "),
                 found["shared"],
             )
-    sizes = ", ".join(f"{split} {numbers['problems']}" for split, numbers in report["splits"].items())
-    logger.info("%s: problems: %s", section, sizes)
+    if report["rows_images_first"]:
+        logger.info(
+            "%s: %d of %d rows have no <image> in their text; their images come first",
+            section,
+            report["rows_images_first"],
+            report["rows_read"],
+        )
+    splits = report["splits"]
+    sizes = ", ".join(f"{split} {found['problems']} ({found['repeated']} copies)" for split, found in splits.items())
+    held_out = any(splits[split]["repeated"] for split in ("validation", "eval"))
+    logger.log(
+        logging.WARNING if held_out else logging.INFO,
+        "%s: problems, and copies among them (same images and question): %s",
+        section,
+        sizes,
+    )
     return report
 
 
@@ -103,7 +117,7 @@ def nothing_good(section: str, options: Geo3kDataOptions, rejected: Sequence[Any
     reasons = "; ".join(f"{n} × {reason}" for reason, n in Counter(row.reason for row in rejected).most_common(3))
     return (
         f"{section}.source={options.source}: none of {len(rejected)} rows is a problem: {reasons}. Rows need the "
-        "columns images, problem and answer; see docs/geometry_data.md."
+        "columns images (or image), problem and answer; see docs/geometry_data.md."
     )
 
 

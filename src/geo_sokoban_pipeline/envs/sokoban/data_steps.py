@@ -115,21 +115,26 @@ def report_data(
     }
     if report["move_limit_note"]:
         logger.warning("%s", report["move_limit_note"])
-    sizes = ", ".join(f"{split} {len(frame)}" for split, frame in tables.items())
+    sizes = ", ".join(
+        f"{split} {found['levels']} ({found['repeated']} copies) on {found['layouts']} wall layouts"
+        for split, found in report["splits"].items()
+    )
     logger.info("levels: %s; split by %s", sizes, rule)
     return report
 
 
 def describe_split(frame: pd.DataFrame) -> dict[str, Any]:
-    """Levels, distinct levels, wall layouts, and levels by solution length of one split."""
+    """Levels, distinct ones, rows that repeat one, wall layouts, and levels by solution length of one split."""
     # Null lengths are NaN if pandas made the column a float column.
     known = frame["solution_length"].dropna()
     lengths = Counter(str(int(length)) for length in known)
     if len(known) < len(frame):
         lengths["unknown"] = len(frame) - len(known)
+    distinct = len(set(frame["level_hash"]))
     return {
         "levels": len(frame),
-        "distinct_levels": len(set(frame["level_hash"])),
+        "distinct_levels": distinct,
+        "repeated": len(frame) - distinct,
         "layouts": len(set(frame["layout_hash"])),
         "by_length": {key: lengths[key] for key in sorted(lengths, key=lambda key: (not key.isdigit(), key.zfill(9)))},
     }
