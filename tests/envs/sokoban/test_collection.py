@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -56,6 +57,15 @@ def names_and_rows(text: str) -> list[tuple[str, str]]:
         (f"; 1\n{ONE}\n; 2\n#@x$.#\n######\n; 3\n{TWO}", [("1", ONE), ("2", "#@x$.#\n######"), ("3", TWO)]),
         (f"; 1\n{ONE}\n\nComment:\n{TWO}\nComment-End:\n; 2\n{THREE}", [("1", ONE), ("2", THREE)]),
         (f"; 1\n{ONE}\nComment: open\n; 2\n{THREE}", [("1", ONE), ("2", THREE)]),
+        (f"{ONE}\n-----\n{TWO}\n***\n{THREE}\n---", [("level_0", ONE), ("level_1", TWO), ("level_2", THREE)]),
+        (f"; 1\n{ONE}\n-----\n; 2\n{TWO}", [("1", ONE), ("2", TWO)]),
+        ("5#|#@$.#|5#|\n-----\n5#|#.$@#|5#", [("level_0", "5#|#@$.#|5#|"), ("level_1", "5#|#.$@#|5#")]),
+        ("#####\n-----\n#@$.#\n#####", [("level_0", "#####\n-----\n#@$.#\n#####")]),  # rows of floor
+        ("## ##\n-----\n#####\n#@$.#\n#####", [("level_0", "## ##\n-----\n#####\n#@$.#\n#####")]),  # an ornament
+        (f"; Small\n; (c) A. Tester\n\n; 1\n{ONE}\n; 2\n{TWO}", [("1", ONE), ("2", TWO)]),
+        (f"; Small\n; Copyright 2001 A. Tester\n{ONE}\n; Second\n{TWO}", [("level_0", ONE), ("Second", TWO)]),
+        (f"Small\n© A. Tester\nFirst\n{ONE}\n\nSecond\n{TWO}", [("First", ONE), ("Second", TWO)]),
+        (f"; First\n; a@b.org\n{ONE}\n; Second\n; a@b.org\n{TWO}", [("First", ONE), ("Second", TWO)]),
     ],
 )
 def test_levels_and_their_names(text, levels):
@@ -84,6 +94,14 @@ def test_what_is_said_about_a_level():
         ("#####\n#P√_#\n#####", "#####\n#P√_#\n#####"),
         ("# \t P \t X \t O \t #", "# \t P \t X \t O \t #"),
         ("@-$.", "@-$."),
+        ("5#|\n#@$.#|\n5#|", ONE),
+        ("7#\n|#@-$-.#|\n7#", "#######\n#@ $ .#\n#######"),
+        ("  5#|#@$.#|5#", ONE),
+        ("\t#####\n\t#pbo#\n\t#####\t", "        #####\n        #@$.#\n        #####"),
+        ("#\t#\t#\t#\t#\n#\t@\t$\t.\t#\t\n#\t#\t#\t#\t#", ONE),
+        ("\t#\t#\t#\n#\t\t@\t#", " ###\n# @#"),
+        ("#########\n#\t#\n#@$.    #", "#########\n#       #\n#@$.    #"),
+        ("#####\n#@$.#\xa0\n\u2003####", "#####\n#@$.# \n ####"),
     ],
 )
 def test_other_spellings(text, rows):
@@ -94,6 +112,10 @@ def test_other_spellings(text, rows):
     ("text", "message"),
     [
         ("5#|#@$.#|5", "run length '5'"),
+        ("5#|2|#@$.#|5#", r"run length '2\|'"),
+        ("5#3\n#@$.#\n5#", r"run length '3\\n'"),
+        (" 9|#####\n10|#@$.#\n11|#####", r"row of the level begins with the number '9\|'"),
+        ("1 #####\n2 #@$.#\n3 #####", "row of the level begins with the number '1'"),
         ("0#|#@$.#", "run length '0#'"),
         ("2(#@$.#", "brackets"),
         ("#@$.#)", "brackets"),
@@ -183,6 +205,34 @@ def test_boxoban_text(shared_data):
         (str(number), text, {}) for number, text in enumerate(texts)
     ]
     assert [board.to_xsb() for board in boards(entries)] == texts
+
+
+def in_runs(row: str) -> str:
+    return re.sub(r"(.)\1+", lambda run: f"{len(run[0])}{run[1]}", row)
+
+
+NOTATIONS = {
+    "floor of dashes": lambda rows: [row.replace(" ", "-") for row in rows],
+    "floor of underlines": lambda rows: [row.replace(" ", "_") for row in rows],
+    "no-break blanks": lambda rows: [row.replace(" ", "\xa0") for row in rows],
+    "letters": lambda rows: [row.translate(str.maketrans("@+$*.", "pPbBo")) for row in rows],
+    "leading tabs": lambda rows: ["\t" + row for row in rows],
+    "trailing tabs": lambda rows: [row + "\t" for row in rows],
+    "inner tabs": lambda rows: [re.sub(r"(?<=^.{5})   ", "\t", row) for row in rows],
+    "a tab a cell": lambda rows: ["\t".join(row) for row in rows],
+    "runs in lines": lambda rows: [in_runs(row.replace(" ", "-")) for row in rows],
+    "runs in one line": lambda rows: ["|".join(in_runs(row.replace(" ", "_")) for row in rows)],
+    "runs with both row signs": lambda rows: [in_runs(row.replace(" ", "-")) + "|" for row in rows],
+    "runs of letters": lambda rows: [in_runs(row.translate(str.maketrans(" @+$*.", "-pPbBo"))) + "|" for row in rows],
+}
+
+
+@pytest.mark.parametrize("notation", NOTATIONS)
+def test_levels_in_any_notation_are_the_same_boards(notation):
+    """Alone, and several between rules of dashes."""
+    texts = ["\n".join(NOTATIONS[notation](board.to_xsb().split("\n"))) for board in LEVELS]
+    assert [boards(read_collection(text)) for text in texts] == [[board] for board in LEVELS]
+    assert boards(read_collection("\n-----\n".join(texts))) == LEVELS
 
 
 LEVELS = [

@@ -1,14 +1,15 @@
 """Collections of levels as they are published: levels between titles, authors and comments, rows ended early.
 
 Read are `.txt`, `.xsb` and `.sok` files: `; number` or `; title` lines, `::` comments, lines such as `Title: …` and
-`Comment: … Comment-End:`, plain text, levels with `-` or `_` as floor, with the letters `p P b B o`, and run-length
-rows such as `4#|#@$.#|4#`. A line is a row of a level if it looks like one, also where one symbol of it is wrong: then
-this level is rejected, and the others stay.
+`Comment: … Comment-End:`, plain text, levels with `-` or `_` as floor, with the letters `p P b B o`, with tabs, and
+run-length rows such as `4#|#@$.#|4#`. A line is a row of a level if it looks like one, also where one symbol of it is
+wrong: then this level is rejected, and the others stay.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ _COMMENT_END = re.compile(r"comment[ _-]?end\s*:?.*", re.IGNORECASE)
 _NUMBERED = re.compile(r"#\s*\d+\W?")
 _NUMBER_AND_TITLE = re.compile(r"""(\d+)(?:\s*[.:)-]\s*|\s+)(?:(?P<quote>['"])(.+)(?P=quote)|([^'"].*))""")
 _LEVEL_NUMBER = re.compile(r"level\s*(\d+)", re.IGNORECASE)
+_ABOUT = re.compile(r"©|\(c\)|copyright|all rights reserved|https?://|www\.|\S@\S+\.\w", re.IGNORECASE)
 _MOVES = re.compile(r"[lurdLURD0-9()\s]{6,}")
 _RUN = re.compile(r"(\d*)(\(|\)|[^\d()])|\d+")
 _TITLE_LENGTH = 80
@@ -84,16 +86,28 @@ def classic_rows(text: str) -> str:
     Texts in the data set's symbols come back as they are.
 
     Raises:
-        ValueError: run lengths that do not add up to rows.
+        ValueError: run lengths that do not add up to rows, or row numbers.
     """
-    if set(text) & set("pbBo") and not set(text) & set("√\t"):
+    text = re.sub(r"[^\S\n\t]", " ", text)  # no-break and other blanks
+    if set(text) & set("pbBo") and not set(text) & set("√XOS" if "\t" in text else "√"):
         text = text.translate(_LETTERS)
+    if "\t" in text and not set(text) & set("√XOPS"):
+        text = _without_tabs(text)
     if set(text) & set("|()0123456789"):
         text = _write_out(text)
     lines = text.split("\n")
     if set(text) <= _CLASSIC | {"\n"} and all("#" in line for line in lines if line.strip()):
         return text.replace("-", " ").replace("_", " ")
     return text
+
+
+def _without_tabs(text: str) -> str:
+    """Rows of XSB with blanks for tabs: as a terminal shows them, or none where each tab parts two cells."""
+    rows = [line.rstrip() for line in text.split("\n")]
+    cells = [[cell.strip() for cell in row.split("\t")] for row in rows]
+    if all(len(cell) <= 1 for row in cells for cell in row):
+        return "\n".join("".join(cell or " " for cell in row) for row in cells)
+    return "\n".join(row.expandtabs() for row in rows)
 
 
 def looks_like_row(line: str, within: bool) -> bool:
@@ -124,26 +138,43 @@ def _part(lines: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
         if is_row:
             rows.append(line)
             continue
-        if rows:
-            level, rule = _without_rules(rows)
+        for level, rule in _at_rules(rows):
             if level:
                 levels.append(level)
                 gaps.append([])
             gaps[-1] += rule
-            rows = []
+        rows = []
         if number > comment_until and re.match(r"\s*comment\s*:", line, re.IGNORECASE):
             comment_until = _end_of_comment(lines, number)
         gaps[-1].append(line)
     return levels, gaps
 
 
-def _without_rules(rows: list[str]) -> tuple[list[str], list[str]]:
-    """Rows of a walled level, and apart from them the lines of dashes or stars directly below."""
-    end = len(rows)
-    if any("#" in row for row in rows):
-        while end and not rows[end - 1].strip("-_ .*+"):
-            end -= 1
-    return rows[:end], rows[end:]
+def _at_rules(rows: list[str]) -> list[tuple[list[str], list[str]]]:
+    """Rows of each walled level, and apart from them the lines of dashes or stars directly below."""
+    if not any("#" in row for row in rows):
+        return [(rows, [])]
+    parts: list[tuple[list[str], list[str]]] = []
+    start = number = 0
+    while number < len(rows):
+        end = number
+        while end < len(rows) and not rows[end].strip("-_ \t.*+"):
+            end += 1
+        if number < end and (end == len(rows) or _is_border(rows[start:number], rows[end:])):
+            parts.append((rows[start:number], rows[number:end]))
+            start = end
+        number = end + 1
+    return [*parts, (rows[start:], [])]
+
+
+def _is_border(above: Sequence[str], below: Sequence[str]) -> bool:
+    """Whether a line of dashes between rows parts two levels, and is no row of floor.
+
+    It lies between the last wall of one and the first wall of the other, and neither is an ornament of walls alone.
+    """
+    upper, lower = ("".join(row.split()).strip("|").split("|") for row in ("".join(above[-1:]), below[0]))
+    walled = all("#" in edge and set(edge) <= set("#-_0123456789()") for edge in (upper[-1], lower[0]))
+    return walled and all(set("".join(rows)) & set("@+$*pPbB") for rows in (above, below))
 
 
 def _end_of_comment(lines: Sequence[str], start: int) -> int:
@@ -208,11 +239,14 @@ def _stands_above(notes: Sequence[Sequence[_Note]], kind: str) -> bool:
 def _of_first_level(found: list[_Note], notes: Sequence[Sequence[_Note]], kind: str) -> list[_Note]:
     """The notes at the head of a file without those about the whole collection.
 
-    These stand in paragraphs of their own, or are the only ones of their kind.
+    These stand in paragraphs of their own, are the only ones of their kind, or end with a copyright.
     """
     if len(notes) > 2 and not any(note.kind == kind for gap in notes[1:] for note in gap):
         return []
-    return [note for note in found if note.paragraph == notes[0][-1].paragraph]
+    found = [note for note in found if note.paragraph == notes[0][-1].paragraph]
+    if not any(_ABOUT.search(note.value) for gap in notes[1:] for note in gap):
+        found = found[max((place + 1 for place, note in enumerate(found) if _ABOUT.search(note.value)), default=0) :]
+    return found
 
 
 def _describe(own: dict[str, list[_Note]], above: dict[str, bool]) -> tuple[str, dict[str, str]]:
@@ -229,7 +263,8 @@ def _describe(own: dict[str, list[_Note]], above: dict[str, bool]) -> tuple[str,
         found = own[kind]
         nearest = [note for note in found if note.paragraph == (found[-1] if above[kind] else found[0]).paragraph]
         numbers = [note for note in nearest if note.value.isdigit()]
-        chosen = numbers[0] if numbers else _title_of(nearest, above[kind])
+        named = [note for note in nearest if not _ABOUT.search(note.value)]
+        chosen = numbers[0] if numbers else _title_of(named, above[kind])
         said += [note.value for note in found if note is not chosen]
         if chosen is None:
             continue
@@ -253,13 +288,27 @@ def _title_of(notes: Sequence[_Note], above: bool) -> _Note | None:
     return note if len(note.value) <= _TITLE_LENGTH else None
 
 
+def _row_number(rows: Sequence[str]) -> str | None:
+    """The first row number with the sign behind it: one before `|`, or one before each row, counted in order."""
+    found = [re.match(r" *(\d+) *([ |:.)])", row) for row in rows]
+    numbers = [int(number[1]) for number in found if number]
+    counted = len(numbers) == len(rows) > 2 and numbers == list(range(numbers[0], numbers[0] + len(rows)))
+    return next((number[0].strip() for number in found if number and (counted or number[2] == "|")), None)
+
+
 def _write_out(text: str) -> str:
-    """Rows of a text in run-length form, in which `3#` stands for `###`, `2(#-)` for `#-#-` and `|` ends a row."""
+    """Rows of a text in run-length form, in which `3#` stands for `###`, `2(#-)` for `#-#-` and `|` ends a row.
+
+    A line end, or both signs together, end a row as well.
+    """
+    if number := _row_number(text.split("\n")):
+        raise ValueError(f"a row of the level begins with the number {number!r}; write the rows without row numbers")
+    text = re.sub(r"^ *\||\| *$", "", textwrap.dedent(text), flags=re.MULTILINE)
     groups: list[tuple[int, list[str]]] = [(1, [])]
     size = 0
     for found in _RUN.finditer(text):
         times, symbol = int(found[1] or 1) if found[2] else 0, found[2]
-        if not times or times > _MAX_CELLS:
+        if not times or times > _MAX_CELLS or (found[1] and symbol in "|\n"):
             raise ValueError(
                 f"run length {found[0]!r} of the level: a number from 1 stands before a symbol or a bracket"
             )
