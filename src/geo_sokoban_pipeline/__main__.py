@@ -89,7 +89,7 @@ def browse(paths: tuple[Path, ...], output: Path | None, tokenizer: Path | None,
 @click.option("--task", help="Task whose default reward grades the responses again.  [default: none]")
 @click.option(
     "fields", "--field", multiple=True, metavar="FIELD=NAME",
-    help="Name that a field has here: step, prompt, response, reward, advantage or label.",
+    help="Name that a field has here: step, prompt, response, reward, advantage, label or images.",
 )  # fmt: skip
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON file for all that is found.")
 def audit(dumps: tuple[str, ...], task: str | None, fields: tuple[str, ...], output: Path | None) -> None:

@@ -84,6 +84,72 @@ def test_a_clean_dump_of_trl_has_no_findings(tmp_path: Path) -> None:
     assert found["groups"].notes == ("1 of 2 groups without a signal: all rewards are equal",)
 
 
+def group(text: str, rewards: list[float | None], step: int = 1, **columns: Any) -> Rows:
+    """Rows of one group of another trainer, all of whose prompts are `Find x.`"""
+    known = [0.0 if reward is None else reward for reward in rewards]
+    advantages = (np.array(known) - np.mean(known)) / (np.std(known, ddof=1) + 1e-4 if len(set(known)) > 1 else 1)
+    return [
+        {"step": step, "prompt": "Find x.", "completion": f"{text} {number}", "reward": reward}
+        | {"advantage": float(advantage), **columns}
+        for number, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True))
+    ]
+
+
+def picture(number: int) -> dict[str, Any]:
+    return {"bytes": bytes([number]), "path": f"{number}.png"}
+
+
+def test_images_tell_problems_of_one_text_apart(tmp_path: Path) -> None:
+    """Five problems of TRL, two of them without a signal; another file name makes no other image."""
+    outcomes = [[1.0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
+    rows = [row for number, rewards in enumerate(outcomes)
+            for row in group("A", list(rewards), images=[picture(number)], solution="5")]  # fmt: skip
+    rows[1]["images"] = [{**picture(0), "path": None}]
+    found = by_name(audit_dumps({"train": write(tmp_path / "1.parquet", rows)}))
+    assert not any(check.findings for check in found.values())
+    assert found["groups"].checked == 5
+    assert found["groups"].notes == ("2 of 5 groups without a signal: all rewards are equal",)
+
+
+@pytest.mark.parametrize("name", ["gts", "label", "solution", "answer", "ground_truth"])
+def test_labels_tell_problems_apart_where_there_are_no_images(tmp_path: Path, name: str) -> None:
+    """One problem all right, one all wrong, one mixed, in any order."""
+    rows = [*group("A", [1.0, 1.0], **{name: 3}), *group("B", [0.0, 0.0], **{name: 4})]
+    rows += group("C", [1.0, 0.0], **{name: 5})
+    found = by_name(audit_dumps({"train": write(tmp_path / "1.jsonl", rows[::2] + rows[1::2])}))
+    assert found["groups"].notes == ("2 of 3 groups without a signal: all rewards are equal",)
+
+
+@pytest.mark.parametrize("name", ["images", "image", "multi_modal_data", "multimodal_inputs", "figure"])
+def test_splits_with_equal_texts_and_other_images_share_no_prompt(tmp_path: Path, name: str) -> None:
+    dumps = {
+        split: write(tmp_path / f"{split}.jsonl", group("A", [1.0, 0.0], **{name: {"image": [f"{number}.png"]}}))
+        for number, split in enumerate(("train", "validation", "again"))
+    }
+    (tmp_path / "again.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes())
+    found = by_name(audit_dumps(dumps, names={"images": "figure"} if name == "figure" else None))
+    assert found["splits"].findings == ("train and again share 1 prompt",)
+
+
+def test_problems_that_nothing_tells_apart_are_groups_in_their_order(tmp_path: Path) -> None:
+    """TRL stores the texts of images' problems without the images; each group has the size of the smallest."""
+    rows = [*group("A", [1.0, 1.0, 0.0]), *group("B", [0.0, 0.0, 0.0]), *group("C", [0.0, 1.0, 1.0])]
+    rows += [{**row, "prompt": "Find y."} for row in group("D", [1.0, 0.0, 0.0])]
+    found = by_name(audit_dumps({"train": write(tmp_path / "1.parquet", rows)}))
+    assert found["groups"].findings == ()
+    assert (found["groups"].checked, found["groups"].notes[0][:16]) == (4, "1 of 4 groups wi")
+
+
+def test_rows_without_a_score_are_counted(tmp_path: Path) -> None:
+    rows = [*group("A", [1.0, None], label="1"), *group("B", [0.0, 0.0], label="2"), *group("C", [None] * 2, label="3")]
+    found = by_name(audit_dumps({"train": write(tmp_path / "1.jsonl", rows)}))
+    assert found["rows"].notes[1:] == ("3 of 6 rows without a reward",)
+    assert found["groups"].notes == (
+        "1 of 1 group without a signal: all rewards are equal",
+        "2 of 3 groups not looked at: a reward is missing",
+    )
+
+
 def change(name: str, value: Any) -> Callable[[Rows], None]:
     def apply(rows: Rows) -> None:
         rows[1][name] = value
@@ -169,7 +235,8 @@ def test_fields_of_other_names_are_named(tmp_path: Path, capsys: pytest.CaptureF
     path = write(tmp_path / "rows.jsonl", rows)
     code, said = audit(capsys, path)
     assert (
-        code == 1 and "rows.jsonl:1: it has none of the fields input, prompt, output, completion, but question" in said
+        code == 1
+        and "rows.jsonl:1: it has none of the fields input, prompt, output, completion, response, but question" in said
     )
     fields = [word for name in ("prompt=question", "response=text", "reward=points") for word in ("--field", name)]
     code, said = audit(capsys, path, *fields)
@@ -183,12 +250,14 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["{rows}", "--field", "text=x"], "--field text: must be one of step, prompt, response"),
     (["{rows}", "--task", "chess"], "--task chess: must be one of"),
     (["{torn}"], "torn.jsonl, line 2: no JSON"),
+    (["{rows}", "--field", "reward=gts"], "rows.jsonl:1: the reward is 'sixty', not a number"),
 ]
 
 
 @pytest.mark.parametrize(("words", "text"), MISTAKES, ids=[text for _, text in MISTAKES])
 def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:
-    rows, torn = write(tmp_path / "rows.jsonl", verl_rows()), tmp_path / "torn.jsonl"
+    rows = write(tmp_path / "rows.jsonl", [{**row, "gts": "sixty"} for row in verl_rows()])
+    torn = tmp_path / "torn.jsonl"
     torn.write_text(f"{json.dumps(verl_rows()[0])}\n{{\n", encoding="utf-8")
     code, said = audit(capsys, *(word.format(rows=rows, torn=torn) for word in words))
     assert code == 1 and text in said

@@ -93,7 +93,7 @@ _TURNS = {
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
-        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except (*_DAMAGED, ValueError, TypeError):  # damaged tags: viewers show the pixels as they are
         return image
     return image if turn is None else image.transpose(turn)

@@ -25,25 +25,31 @@ from geo_sokoban_pipeline.formats import plural, type_name
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult, begin_reward, check_reward
 from geo_sokoban_pipeline.seeding import content_hash
 
-# Field of a row: its names in verl and in TRL.
+# Field of a row: its names in verl, TRL, OpenRLHF and slime.
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "step": ("step",),
     "prompt": ("input", "prompt"),
-    "response": ("output", "completion"),
+    "response": ("output", "completion", "response"),
     "reward": ("score", "reward"),
     "advantage": ("advantage",),
-    "label": ("gts", "solution", "answer"),
+    "label": ("gts", "label", "solution", "answer", "ground_truth"),
+    "images": ("images", "image", "multi_modal_data", "multimodal_inputs"),
 }
-_NO_REWARD = frozenset({"mode", "image", "images"})
+_NO_REWARD = frozenset({"mode"})
 _END = "<|im_end|>"
 _SLACK = 1e-3  # of the largest advantage of a group: TRL adds 1e-4 to the standard deviation, and stores float32
 
 
 @dataclass(frozen=True)
 class DumpedRow:
-    """One response of a dump; None where the dump does not say."""
+    """One response of a dump; None where the dump does not say.
+
+    Attributes:
+        key: of its problem: hash of the prompt with its images, or with its label where the dump holds no images.
+    """
 
     place: str
+    key: str
     step: int
     prompt: str | None
     response: str | None
@@ -71,7 +77,7 @@ def audit_dumps(
     prompts: dict[str, set[str]] = {}
     for split, path in dumps.items():
         rows = list(read_dump(path, names))
-        prompts[split] = {row.prompt for row in rows if row.prompt}
+        prompts[split] = {row.key for row in rows if row.prompt}
         checks += [_check_rows(split, rows), _check_groups(split, rows), _count_texts(split, rows)]
         if task is not None:
             checks.append(_grade_again(split, rows, task))
@@ -131,20 +137,26 @@ def _as_row(place: str, values: Any, fields: Mapping[str, tuple[str, ...]]) -> D
             f"{place}: it has none of the fields {', '.join(wanted)}, but {held}. Name them, such as "
             "--field prompt=question --field response=text."
         )
-    found = {name: next((values[own] for own in names if own in values), None) for name, names in fields.items()}
+    found = {
+        name: next((values[own] for own in names if values.get(own) is not None), None)
+        for name, names in fields.items()
+    }
     if found["reward"] is None and "completion" in values:
         # TRL: one column for each reward function, under its own name; of several the weights are not stored.
         known = {own for names in fields.values() for own in names} | _NO_REWARD
         own = [value for name, value in values.items() if name not in known and isinstance(value, float | int)]
         found["reward"] = own[0] if len(own) == 1 else None
+    prompt, label = _as_text(found["prompt"]), None if found["label"] is None else str(found["label"])
+    images = found["images"] and _as_text(_contents(found["images"]))
     return DumpedRow(
         place,
+        content_hash(prompt or "", "images" if images else "label", images or label or ""),
         int(found["step"] or 0),
-        _as_text(found["prompt"]),
+        prompt,
         _as_text(found["response"]),
-        None if found["reward"] is None else float(found["reward"]),
-        None if found["advantage"] is None else float(found["advantage"]),
-        None if found["label"] is None else str(found["label"]),
+        _as_number(place, "reward", found["reward"]),
+        _as_number(place, "advantage", found["advantage"]),
+        label,
     )
 
 
@@ -153,6 +165,22 @@ def _as_text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+
+
+def _as_number(place: str, field: str, value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise DumpError(
+            f"{place}: the {field} is {value!r}, not a number. Name another one with --field {field}=…."
+        ) from None
+
+
+def _contents(images: Any) -> Any:
+    """Images without the names of files whose bytes are there: one image of two files is the same."""
+    if isinstance(images, Mapping):
+        return images["bytes"] if images.get("bytes") else {name: _contents(one) for name, one in images.items()}
+    return [_contents(one) for one in images] if isinstance(images, list) else images
 
 
 def _check_rows(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
@@ -164,37 +192,45 @@ def _check_rows(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
             findings.append(f"{row.place}: the reward is {row.reward}")
         elif _END in row.response.rstrip().removesuffix(_END) and "<|im_start|>" not in row.response:
             findings.append(f"{row.place}: {_END} within the response")
-    seen = Counter((row.step, row.prompt, row.response) for row in rows)
+    seen = Counter((row.step, row.key, row.response) for row in rows)
     repeated = sum(times - 1 for times in seen.values())
     notes = [f"{repeated} of {plural(len(rows), 'row')} repeat another one of their step"]
-    notes += ["rewards are missing"] if all(row.reward is None for row in rows) else []
+    if missing := sum(row.reward is None for row in rows):
+        notes.append(f"{missing} of {plural(len(rows), 'row')} without a reward")
     return AuditCheck("rows", split, len(rows), tuple(findings), tuple(notes))
 
 
 def _check_groups(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
     """Groups of a step are of one size, and their advantages follow the rewards up to one scale."""
-    groups: dict[tuple[int, str], list[DumpedRow]] = defaultdict(list)
+    drawn: dict[int, dict[str, list[DumpedRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        groups[row.step, content_hash(row.prompt or "")].append(row)
+        drawn[row.step][row.key].append(row)
     findings: list[str] = []
-    sizes: dict[int, Counter[int]] = defaultdict(Counter)
-    for (step, _), members in groups.items():
-        sizes[step][len(members)] += 1
-    for step, counts in sizes.items():
-        usual = min(counts)
-        # A prompt that was drawn twice makes a group of twice the size.
-        if odd := {size: times for size, times in counts.items() if size % usual}:
-            findings.append(f"step {step}: groups of {usual} responses, and of {', '.join(map(str, sorted(odd)))}")
-    silent = 0
-    for (step, _), members in groups.items():
+    groups: list[list[DumpedRow]] = []
+    for step, problems in drawn.items():
+        sizes = {len(members) for members in problems.values()}
+        usual = min(sizes)
+        if odd := sorted(size for size in sizes if size % usual):
+            findings.append(f"step {step}: groups of {usual} responses, and of {', '.join(map(str, odd))}")
+        for members in problems.values():
+            # A problem that was drawn twice makes two groups, one behind the other.
+            size = len(members) if usual == 1 or len(members) % usual else usual
+            groups += [members[start : start + size] for start in range(0, len(members), size)]
+    scored = silent = 0
+    for members in groups:
         rewards = [row.reward for row in members if row.reward is not None and math.isfinite(row.reward)]
         if len(rewards) < len(members):
             continue
+        scored += 1
         silent += has_no_signal(rewards)
         advantages = [row.advantage for row in members if row.advantage is not None]
         if len(advantages) == len(members) and not _follow(np.array(rewards), np.array(advantages)):
-            findings.append(f"step {step}, from {members[0].place}: advantages do not follow from the rewards")
-    notes = [f"{silent} of {plural(len(groups), 'group')} without a signal: all rewards are equal"]
+            findings.append(
+                f"step {members[0].step}, from {members[0].place}: advantages do not follow from the rewards"
+            )
+    notes = [f"{silent} of {plural(scored, 'group')} without a signal: all rewards are equal"]
+    if scored < len(groups):
+        notes.append(f"{len(groups) - scored} of {plural(len(groups), 'group')} not looked at: a reward is missing")
     return AuditCheck("groups", split, len(groups), tuple(findings), tuple(notes))
 
 
