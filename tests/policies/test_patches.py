@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tracemalloc
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from geo_sokoban_pipeline.envs.images import encode_png, png_data_uri
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.drawing import render, render_observation
 from geo_sokoban_pipeline.policies import patches
 from geo_sokoban_pipeline.policies.patches import PatchReader, build_image_processor, decode_image, load_image_processor
+from geo_sokoban_pipeline.policies.policy import processor_values
 from stock_pixels import pixel_values
 
 
@@ -59,6 +62,82 @@ def test_values_of_the_processor_are_those_of_qwen3_vl(shared_data):
     assert (processor.patch_size, processor.merge_size, processor.temporal_patch_size) == (16, 2, 2)
     assert processor.size["shortest_edge"] == 65_536
     compare(processor, noise(96, 96))
+
+
+QWEN = {"size": {"shortest_edge": 1024, "longest_edge": 10_000}, "patch_size": 16, "merge_size": 2,
+        "temporal_patch_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # fmt: skip
+
+
+def processor_folder(folder, **changes):
+    (folder / "preprocessor_config.json").write_text(json.dumps(QWEN | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"resample": number} for number in range(6)),
+        {"rescale_factor": 0.01},
+        {"do_rescale": False},
+        {"do_normalize": False},
+        {"do_rescale": False, "do_normalize": False, "resample": 0},
+        {"image_mean": 0.3, "image_std": 2},
+        {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "do_convert_rgb": False},
+        {"patch_size": 14, "merge_size": 1},
+        {"min_pixels": 4096, "max_pixels": 8192},
+        {"do_pad": False, "do_center_crop": None, "crop_size": {"height": 9, "width": 9}, "device": None},
+        {"image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor"},
+    ],
+    ids=str,
+)
+def test_a_processor_that_is_read_gives_the_pixels_of_the_library(tmp_path, changes):
+    """Also after it is saved with a policy and read again."""
+    stock = Qwen2VLImageProcessorPil.from_pretrained(processor_folder(tmp_path, **changes))
+    read = load_image_processor(tmp_path)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "preprocessor_config.json").write_text(json.dumps(processor_values(read)))
+    image = noise(150, 40)
+    expected = stock(images=[image], return_tensors="np")
+    for processor in (read, load_image_processor(saved)):
+        reader = PatchReader(processor)
+        encoded = reader.read(image)
+        assert encoded.grid == tuple(expected["image_grid_thw"][0])
+        np.testing.assert_allclose(pixel_values(reader, [encoded]), expected["pixel_values"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"do_resize": False}, "do_resize=false: images are prepared as"),
+        ({"do_center_crop": True}, "do_center_crop=true"),
+        ({"do_pad": True, "pad_size": {"height": 9, "width": 9}}, "do_pad=true: images"),
+        ({"resample": 9}, "resample=9"),
+        ({"do_flip": "vertical"}, 'do_flip="vertical"'),
+        ({"image_processor_type": "CLIPImageProcessor"}, 'image_processor_type="CLIPImageProcessor"'),
+        ({"size": 448}, "size=448: give the least and most pixels"),
+        ({"size": {"height": 448, "width": 448}}, "give the least and most pixels"),
+    ],
+    ids=str,
+)
+def test_a_processor_that_would_give_other_pixels_is_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_image_processor(processor_folder(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("patch_size", "patch_size"),
+        ("temporal_patch_size", "temporal_patch_size"),
+        ("merge_size", "spatial_merge_size"),
+    ],
+)
+def test_patches_of_another_size_than_the_models_are_refused(tmp_path, name, model):
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {model: QWEN[name]}}))
+    assert getattr(load_image_processor(processor_folder(tmp_path)), name) == QWEN[name]
+    with pytest.raises(ValueError, match=f"{name}=1, but the model's {model} is {QWEN[name]}"):
+        load_image_processor(processor_folder(tmp_path, **{name: 1}))
 
 
 def test_equal_images_are_read_once(monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,19 @@ DEFAULT_CACHE_BYTES = 32 << 20
 # The limits of the data options are stricter; these are for images that do not come from checked rows.
 _MAX_IMAGE_BYTES = 64 << 20
 _MAX_IMAGE_PIXELS = 1 << 26
+
+
+# Keys of a preprocessor config: those that are followed, and those that change no pixel of an RGB image.
+_READ = frozenset(
+    {"size", "min_pixels", "max_pixels", "patch_size", "temporal_patch_size", "merge_size", "resample"}
+    | {"do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"}
+)
+_NEUTRAL = frozenset(
+    {"do_resize", "do_convert_rgb", "crop_size", "pad_size", "default_to_square", "data_format", "input_data_format"}
+    | {"device", "disable_grouping", "return_tensors", "processor_class", "image_processor_type", "use_fast"}
+    | {"feature_extractor_type", "_processor_class", "_valid_processor_keys"}
+)
+_KINDS = re.compile(r"Qwen(?:2|2_5|3)_?VLImageProcessor(?:Fast|Pil)?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,26 +181,62 @@ def build_image_processor(
 
 
 def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
-    """Image processor of a saved policy folder, without torchvision.
+    """Image processor of a saved policy folder, without torchvision; a key that changes pixels is read or refused.
+
+    Steps that are switched off become values that change nothing: scale 1, mean 0, standard deviation 1.
 
     Raises:
         FileNotFoundError: the folder has no `preprocessor_config.json`.
+        ValueError: another kind of image processor, a value that cannot be followed here, an unknown key, or a size of
+            patches that is not the model's.
     """
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {folder} is no vision-language policy with an image processor.")
-    values = json.loads(path.read_text(encoding="utf-8"))
-    names = (
-        "size",
-        "patch_size",
-        "temporal_patch_size",
-        "merge_size",
-        "image_mean",
-        "image_std",
-        "min_pixels",
-        "max_pixels",
-    )
-    return Qwen2VLImageProcessorPil(**{name: values[name] for name in names if values.get(name) is not None})
+    values = {name: value for name, value in json.loads(path.read_text(encoding="utf-8")).items() if value is not None}
+    kind = values.get("image_processor_type", values.get("feature_extractor_type", "Qwen2VLImageProcessor"))
+    wrong = {name: value for name, value in values.items() if name not in _READ | _NEUTRAL and value is not False}
+    if not values.get("do_resize", True):
+        wrong["do_resize"] = values["do_resize"]
+    if values.get("resample", 0) not in list(Image.Resampling):
+        wrong["resample"] = values["resample"]
+    if not _KINDS.fullmatch(kind):
+        wrong = {"image_processor_type": kind}
+    if wrong:
+        listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in wrong.items())
+        raise ValueError(
+            f"{path}: {listed}: images are prepared as Qwen2VLImageProcessor does, resized to whole patches and "
+            "without a step beyond it, so these would give other pixels. Remove what the policy was not trained with."
+        )
+    processor = Qwen2VLImageProcessorPil(**{name: values[name] for name in _READ if name in values})
+    if not (processor.size.shortest_edge and processor.size.longest_edge):
+        raise ValueError(
+            f"{path}: size={json.dumps(values['size'])}: give the least and most pixels of an image as "
+            'size={"shortest_edge": …, "longest_edge": …}.'
+        )
+    if not processor.do_rescale:
+        processor.rescale_factor = 1.0
+    if not processor.do_normalize:
+        processor.image_mean, processor.image_std = 0.0, 1.0
+    for name in ("image_mean", "image_std"):
+        if isinstance(value := getattr(processor, name), int | float):
+            setattr(processor, name, (float(value),) * 3)
+    _check_patches(processor, folder)
+    return processor
+
+
+def _check_patches(processor: Qwen2VLImageProcessorPil, folder: Path) -> None:
+    """See that an image is cut as the model of the folder, if there is one, takes it."""
+    path = folder / "config.json"
+    vision = json.loads(path.read_text(encoding="utf-8")).get("vision_config", {}) if path.is_file() else {}
+    for name, known in (("patch_size", "patch_size"), ("temporal_patch_size", "temporal_patch_size"),
+                        ("merge_size", "spatial_merge_size")):  # fmt: skip
+        own = int(getattr(processor, name))
+        if vision.get(known, own) != own:
+            raise ValueError(
+                f"{folder / 'preprocessor_config.json'}: {name}={own}, but the model's {known} is {vision[known]}; "
+                "take both files from one source."
+            )
 
 
 def _rgb_pixels(image: Image.Image) -> np.ndarray:

@@ -146,7 +146,7 @@ class Policy:
             merge_size=self.codec.merge_size,
             tokenizer_hash=hashes["tokenizer"],
             template_hash=hashes["template"],
-            processor_hash=content_hash(json.dumps(_processor_values(self.image_processor), sort_keys=True)),
+            processor_hash=content_hash(json.dumps(processor_values(self.image_processor), sort_keys=True)),
         )
 
 
@@ -187,7 +187,7 @@ def save_encoding(policy: Policy, folder: Path) -> None:
     config.save_pretrained(folder)
     _generation_config(policy).save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-    values = _processor_values(policy.image_processor)
+    values = processor_values(policy.image_processor)
     stock = {**values, "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen3VLProcessor"}
     _write(folder / "preprocessor_config.json", stock)
     video = {**values, "video_processor_type": "Qwen3VLVideoProcessor", "processor_class": "Qwen3VLProcessor"}
@@ -396,9 +396,10 @@ def _quieten_library() -> None:
     logging.disable_progress_bar()
 
 
-def _processor_values(processor: Any) -> dict[str, Any]:
+def processor_values(processor: Any) -> dict[str, Any]:
+    """What `preprocessor_config.json` of a saved policy says of its image processor."""
     size = processor.size
-    return {
+    values = {
         "size": {"shortest_edge": int(size["shortest_edge"]), "longest_edge": int(size["longest_edge"])},
         "patch_size": int(processor.patch_size),
         "temporal_patch_size": int(processor.temporal_patch_size),
@@ -406,6 +407,11 @@ def _processor_values(processor: Any) -> dict[str, Any]:
         "image_mean": [float(value) for value in processor.image_mean],
         "image_std": [float(value) for value in processor.image_std],
     }
+    # What Qwen3-VL leaves out is written, and hashed, only where it is another value.
+    for name in ("resample", "rescale_factor"):
+        if (value := getattr(processor, name)) != getattr(type(processor), name):
+            values[name] = value
+    return values
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
