@@ -118,6 +118,27 @@ def changed(task: str, source: str, path: str = "", value: Any = None) -> str:
 
 
 @pytest.mark.parametrize("task", sorted(FIELDS))
+@pytest.mark.parametrize("source", ["file", "hub"])
+def test_the_options_of_an_identity_are_those_that_were_given(task, source, tmp_path):
+    """Contents of files are in the id alone, so that the options make the same rows again."""
+    path = tmp_path / "rows.txt"
+    path.write_text("#####")
+    options = MODELS[task].model_validate({"source": source, "file": {"path": str(path)}, "hub": {"dataset": "a/b"}})
+    identity = identify_data(task, options)
+    assert MODELS[task].model_validate(identity.options) == options
+    assert identify_data(task, MODELS[task].model_validate(identity.options)) == identity
+
+
+@pytest.mark.parametrize("task", sorted(FIELDS))
+def test_evaluation_alone_takes_all_rows_unless_the_command_says_otherwise(task):
+    options = MODELS[task].model_validate({"source": "file", "file": {"path": "a.txt"}, "counts": COUNTS, "seed": 3})
+    whole = options.for_evaluation({"source": "file"})
+    assert whole.shares.model_dump() == {"train": 0, "validation": 0, "eval": 1}
+    assert (set(whole.counts.model_dump().values()), whole.seed, whole.file) == ({None}, 3, options.file)
+    assert options.for_evaluation({"shares": {}, "counts": {}}) == options
+
+
+@pytest.mark.parametrize("task", sorted(FIELDS))
 def test_every_field_is_in_the_table(task):
     """A new field is in the identity by itself; whether that is right is said here."""
     assert set(parameter_names(MODELS[task])) == {"source", *FIELDS[task]}

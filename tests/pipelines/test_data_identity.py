@@ -6,11 +6,14 @@ The cases are commands as somebody types them, on one finished run, after other 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
+from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows
 from geo_sokoban_pipeline.runs.storage import read_json
 from runs import ROOT, finish, kedro_command
@@ -113,6 +116,45 @@ def test_a_policy_from_elsewhere_plays_the_data_of_the_settings(other_data, capl
     assert (
         f"works on the policy {folder}, which has no data of its own; data of the settings: {made.name}" in caplog.text
     )
+
+
+LEVELS = ["#####\n#@$.#\n#####", "######\n#@ $.#\n######", "#######\n#@  $.#\n#     #\n#######"]
+ONE_BATCH = ",".join(f"train_sokoban.evaluation.{name}=false" for name in ("greedy", "blank_images"))
+
+
+@pytest.fixture
+def own_levels(tmp_path):
+    """Parameters of a command that names a file of levels."""
+    path = tmp_path / "my levels.txt"
+    path.write_text("\n-----\n".join(LEVELS))
+    return f"sokoban.source=file,sokoban.file.path={path},{ONE_BATCH}"
+
+
+def test_a_stored_policy_plays_all_levels_of_a_file_in_one_command(clone, own_levels):
+    words = ("--pipelines=data_sokoban,evaluate_sokoban", f"--params={own_levels}")
+    assert clone.command(*words).exit_code == 0
+    summary = read_json(clone.folder("08_reporting", "evaluate_sokoban") / "eval_summary.json")
+    assert (summary["prompts"], summary["data_id"]) == (3, data_id(clone, "evaluate_sokoban"))
+    assert summary["data_id"] != data_id(clone)
+
+
+def test_the_hint_for_missing_tables_of_a_file_makes_them(clone, own_levels):
+    """From another environment, too: the hint has the parameters of the command."""
+    line = error_of(clone, "--pipelines=evaluate_sokoban", f"--params={own_levels}")
+    (hint,) = re.findall("`kedro run (.*)`", line)
+    assert clone.command(*shlex.split(hint)).exit_code == 0
+    (made,) = data_folder(clone).glob("my-levels-file-*")
+    assert f"data {made.name}" in line
+    rows = pd.read_parquet(made / "eval_prompts.parquet")
+    assert [Board.from_text(text) for text in rows["level_xsb"]] == [Board.from_text(text) for text in LEVELS]
+
+
+def test_shares_of_the_command_stay(clone, own_levels):
+    shares = "sokoban.shares.train=0.4,sokoban.shares.validation=0.3,sokoban.shares.eval=0.3"
+    assert clone.command("--pipelines=data_sokoban", f"--params={own_levels},{shares}").exit_code == 0
+    given = f"run_id=two,evaluate_sokoban.source.run_id=default,{own_levels},{shares}"
+    assert clone.command("--pipelines=evaluate_sokoban", f"--params={given}").exit_code == 0
+    assert read_json(clone.folder("08_reporting", "evaluate_sokoban", "two") / "eval_summary.json")["prompts"] == 1
 
 
 def test_data_that_were_deleted_are_made_again_by_the_command_of_the_message(clone):

@@ -5,7 +5,7 @@ cost, and which settings make them what they are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -53,6 +53,21 @@ class DataOptions(StrictModel):
     UNUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     source: str = "generate"
+
+    def for_evaluation(self, given: Mapping[str, Any]) -> Self:
+        """The same rows, all of those without a published split in evaluation.
+
+        Args:
+            given: options that the command names; its `shares` and `counts` stay.
+        """
+        whole = {
+            "shares": {"train": 0, "validation": 0, "eval": 1},
+            "counts": {"train": None, "validation": None, "eval": None},
+        }
+        changed = {
+            name: value for name, value in whole.items() if name in type(self).model_fields and name not in given
+        }
+        return self.model_validate({**self.model_dump(), **changed})
 
     @property
     def label(self) -> str:

@@ -21,7 +21,7 @@ _PARTS: Mapping[str, Callable[[RunStore, SourceOptions], Any]] = {
     "policy": RunStore.policy,
     "start": lambda store, source: store.policy(source.model_copy(update={"checkpoint": "start"})),
     "before": RunStore.policy_before,
-    "prompts": RunStore.prompts_hash,
+    "prompts": RunStore.trained_on,
     "trajectories": RunStore.trajectory_files,
     "episodes": RunStore.all_trajectory_files,
     "outputs": RunStore.outputs,

@@ -54,9 +54,9 @@ def identify_data(task: str, options: DataOptions) -> DataIdentity:
     source = str(given["source"])
     settings = used_options(given, type(options))
     if source == "file":
-        settings["file"] |= _describe_files(given["file"])
+        settings["file"] = settings["file"] | _describe_files(given["file"])
     elif source == "hub" and (folder := Path(given["hub"]["dataset"])).is_dir():
-        settings["hub"]["content"] = _digest(folder)
+        settings["hub"] = settings["hub"] | {"content": _digest(folder)}
     settings["rows_version"] = ROWS_VERSION.get(source, 1)
     text = json.dumps(settings, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return DataIdentity(task, f"{_name(options, given)}-{content_hash(text)[:_DIGITS]}", settings, given)

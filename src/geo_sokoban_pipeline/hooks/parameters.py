@@ -10,6 +10,7 @@ import difflib
 import json
 import logging
 import os
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from kedro.framework.hooks import hook_impl
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.data import DataOptions
 from geo_sokoban_pipeline.config.grpo import SourceOptions, TrainOptions
 from geo_sokoban_pipeline.config.launcher_env import MODEL_NAME, MODELS
 from geo_sokoban_pipeline.console import refuse
@@ -83,13 +85,13 @@ class CommandRequest:
     Attributes:
         pipeline: nodes that will run.
         runs: namespaces of runs that it writes.
-        given: top-level parameters that the command itself names, by --params.
+        given: parameters that the command itself names, by --params.
         env: configuration environment.
     """
 
     pipeline: Pipeline
     runs: Collection[str]
-    given: Collection[str]
+    given: Mapping[str, Any]
     env: str | None
 
 
@@ -111,8 +113,13 @@ def plan_data(request: CommandRequest, parameters: ProjectParameters, root: Path
 
 
 def _plan_task(task: str, request: CommandRequest, parameters: ProjectParameters, store: RunStore) -> CommandData:
-    current = identify_data(task, getattr(parameters, task))
+    options: DataOptions = getattr(parameters, task)
+    current = identify_data(task, options)
     wanted: dict[str, DataIdentity] = {}
+    # Levels or problems of one's own, for a policy that is there: all of them are played.
+    played, alone = current, [run for run in request.runs if run.partition("_")[2] == task] == [f"evaluate_{task}"]
+    if alone and task in request.given and options.source != "generate":
+        played = identify_data(task, options.for_evaluation(request.given[task]))
     for run in (f"{kind}_{task}" for kind in ON_RUNS if _needs_source(f"{kind}_{task}", task, request)):
         source: SourceOptions = getattr(parameters, run).source
         if run.startswith("control_"):  # it continues from the warm start, whatever checkpoint is named
@@ -122,7 +129,7 @@ def _plan_task(task: str, request: CommandRequest, parameters: ProjectParameters
                 f"{run} works on {source.run}/{source.run_id}, which the same command makes, and Kedro would not wait "
                 f"for it. Type two commands: --pipelines={source.run} first, then --pipelines={run}."
             )
-        wanted[run] = _source_data(run, source, current, getattr(parameters, f"train_{task}"), request, store)
+        wanted[run] = _source_data(run, source, current, played, getattr(parameters, f"train_{task}"), request, store)
     if f"train_{task}" in request.runs:
         wanted[f"train_{task}"] = current
     if len({identity.id for identity in wanted.values()}) > 1:
@@ -144,15 +151,21 @@ def _source_data(
     run: str,
     source: SourceOptions,
     current: DataIdentity,
+    played: DataIdentity,
     train: TrainOptions,
     request: CommandRequest,
     store: RunStore,
 ) -> DataIdentity:
-    """The data of the run or policy that a source names; logs which one that is."""
+    """The data of the run or policy that a source names; logs which one that is.
+
+    Args:
+        current: of the settings.
+        played: of the settings, by a policy that was not trained on them.
+    """
     found = store.describe(source, trajectories=_READ.get(run.partition("_")[0]))
     if not _uses_run(run, source):
-        log.info("%s works on %s, which has no data of its own; data of the settings: %s", run, found.words, current.id)
-        return current
+        log.info("%s works on %s, which has no data of its own; data of the settings: %s", run, found.words, played.id)
+        return played
     task = current.task
     note = store.data_note(source)
     if note is None or note["task"] != task:
@@ -162,13 +175,17 @@ def _source_data(
             f"{run}.source.checkpoint: the data of the settings ({current.id}) are then used."
         )
     stored = DataIdentity(task, note["id"], note["settings"], note["run"]["params"][task])
-    if stored.id != current.id and task in request.given:
+    if stored.id != current.id and played is not current:
+        log.info("%s works on %s, but on other data than its run's: %s", run, found.words, played.id)
+        stored = played
+    elif stored.id != current.id and task in request.given:
         raise ParameterError(
             f"{run}: {source.run}/{source.run_id} was made with the data {stored.id}, but --params {task}.… describes "
             f"{current.id}. Leave {task}.… out to work on the data of the run. To try its policy on other data, give "
             f"{run}.source.checkpoint={found.folder}."
         )
-    log.info("%s works on %s, data %s", run, found.words, stored.id)
+    else:
+        log.info("%s works on %s, data %s", run, found.words, stored.id)
     if run.startswith(("export_", "report_", "browse_")):
         return stored  # they copy, so no setting of the command matters
     if others := other_settings(run, RunFolders.of(store.root, source.run, source.run_id).models, train):
@@ -221,9 +238,9 @@ def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, reque
             env = f"--env={request.env} " if request.env else ""
             note = _recipe(root, task, data.identity.id)
             how = f"--pipelines=data_{task}"
-            if data.identity.id != data.current.id:
+            if data.identity.id != data.current.id or task in request.given:
                 write_json(note, _note(data.identity))
-                how = f"--config={note}"
+                how = f"--config={shlex.quote(str(note))}"
             raise ParameterError(
                 f"{', '.join(missing)}: there are no such tables of the data {data.identity.id}. Make them with "
                 f"`kedro run {env}{how}`."

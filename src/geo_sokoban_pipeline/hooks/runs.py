@@ -79,7 +79,7 @@ class RunHooks:
         self._parameters: ProjectParameters | None = None
         self._launched = False
         self._env: str | None = None
-        self._given: frozenset[str] = frozenset()
+        self._given: dict[str, Any] = {}
         self._data_root = Path()
         self._data: dict[str, CommandData] = {}
         self._locks: list[RunLock] = []
@@ -89,7 +89,7 @@ class RunHooks:
     def after_context_created(self, context: KedroContext) -> None:
         """Remember the run id, the data root, what the command gave, and whether the launchers' variables count."""
         self._parameters, self._data_root = settings_of(context)
-        self._env, self._given = context.env, frozenset(context.config_loader.runtime_params or {})
+        self._env, self._given = context.env, dict(context.config_loader.runtime_params or {})
         self._launched = context.env in ("qwen3vl", "cluster")
 
     @hook_impl(tryfirst=True)

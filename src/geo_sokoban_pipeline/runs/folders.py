@@ -143,13 +143,13 @@ class RunStore:
         note: dict[str, Any] | None = read_json(path) if path.is_file() else None
         return note
 
-    def prompts_hash(self, source: SourceOptions) -> str | None:
-        """Content hash of the prompts that a policy was trained on; None for one that no run here has trained."""
+    def trained_on(self, source: SourceOptions) -> tuple[str | None, str | None]:
+        """Data id and content hash of the prompts that a policy was trained on; None for one of no run here."""
         if not self.is_own(source):
-            return None
+            return None, None
         manifest = read_manifest(self._models(source) / "policy", verify=False) or {}
-        found: str | None = manifest.get("fingerprint", {}).get("input.prompts")
-        return found
+        found = manifest.get("fingerprint", {})
+        return found.get("data.id"), found.get("input.prompts")
 
     def policy(self, source: SourceOptions) -> PolicyFolder:
         """The policy that a source names; a checkpoint is one.

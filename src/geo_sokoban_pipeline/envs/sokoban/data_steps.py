@@ -47,6 +47,13 @@ def read_levels(
         row["row_id"] = row_id
     if reading.rejected:
         logger.warning("%d of %d entries rejected (see sokoban.rejected)", len(reading.rejected), reading.rows_read)
+    if reading.rows_collapsed:
+        logger.info(
+            "%d of %d entries repeat a level, as it is or turned or mirrored, or go on with its path; "
+            "each level is kept once",
+            reading.rows_collapsed,
+            reading.rows_read,
+        )
     if reading.split_rule == "level":
         logger.warning("fewer wall layouts than splits: the splits share layouts, but no level (up to symmetry)")
     numbers = {
@@ -118,6 +125,7 @@ def report_data(
     sizes = ", ".join(
         f"{split} {found['levels']} ({found['repeated']} copies) on {found['layouts']} wall layouts"
         for split, found in report["splits"].items()
+        if found["levels"]
     )
     logger.info("levels: %s; split by %s", sizes, rule)
     return report

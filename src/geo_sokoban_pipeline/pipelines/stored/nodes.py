@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+TrainedOn = tuple[str | None, str | None]  # data id, and hash of the prompts
 
 
 def collect_trajectories(
     policy_of: Callable[[], PolicyFolder],
-    trained_on: Callable[[], str | None],
+    trained_on: Callable[[], TrainedOn],
     prompts: pd.DataFrame,
     options: RolloutPipelineOptions,
     settings: TrainOptions,
@@ -165,7 +166,7 @@ def update_on_stored(
 
 def evaluate_stored(
     policy_of: Callable[[], PolicyFolder],
-    trained_on: Callable[[], str | None],
+    trained_on: Callable[[], TrainedOn],
     prompts: pd.DataFrame,
     eval_prompts: pd.DataFrame,
     identity: dict[str, Any],
@@ -180,7 +181,7 @@ def evaluate_stored(
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
     source, training = options.source, read_rows(prompts)
-    check_prompts(trained_on(), source, training)
+    check_prompts(trained_on(), source, training, identity["id"])
     prepare_process(settings.threads)
     own = RunStore.is_own(source)
     name = f"{source.run_id}@{source.checkpoint}" if own else str(source.checkpoint)
@@ -200,7 +201,7 @@ def evaluate_stored(
 def regrade_stored(
     stored: Callable[[], list[Path]],
     start_policy: Callable[[], PolicyFolder],
-    trained_on: Callable[[], str | None],
+    trained_on: Callable[[], TrainedOn],
     prompts: pd.DataFrame,
     options: RegradePipelineOptions,
     settings: TrainOptions,
@@ -392,16 +393,20 @@ def whole(files: Sequence[Path], doing: str, *, tokens: bool = False, groups: bo
         refuse(error)
 
 
-def check_prompts(trained: str | None, source: SourceOptions, rows: Sequence[Mapping[str, Any]]) -> None:
-    """See that the prompts are those that a run was trained on; a policy from elsewhere may be evaluated on any.
+def check_prompts(
+    trained: TrainedOn, source: SourceOptions, rows: Sequence[Mapping[str, Any]], data_id: str | None = None
+) -> None:
+    """See that the prompts are those that a run was trained on; a policy may be evaluated on other data.
 
     Args:
-        trained: hash of the prompts that the run was trained on; None for a policy from elsewhere.
+        trained: data id and hash of the prompts that the run was trained on; None for a policy from elsewhere.
+        data_id: of the rows, where they may be of other data than the run's.
 
     Raises:
         SourceError: they were made again, and came out otherwise.
     """
-    if trained is not None and hash_rows(rows) != trained:
+    known_id, known_hash = trained
+    if known_hash is not None and data_id in (None, known_id) and hash_rows(rows) != known_hash:
         raise SourceError(
             f"the prompts of {source.run}/{source.run_id} were deleted and made again with other rows than it was "
             "trained on: another version of this project, or another source. Train it again with fresh=true, or make "
