@@ -419,6 +419,14 @@ def _folder(folder: Path, patch: pytest.MonkeyPatch) -> None:
     assert len(all_rows(**given, image_folder=str(folder))) == 2
 
 
+@problems("rows_without_image")
+def _rows_without_image(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    given = from_file(folder, [source_row(0), source_row(1, images=None, problem="Find x.")])
+    kept = {how: sorted(len(row["images"]) for row in all_rows(**given, rows_without_image=how))
+            for how in ("reject", "keep")}  # fmt: skip
+    assert kept == {"reject": [1], "keep": [0, 1]}
+
+
 @problems("hub.dataset", "hub.revision", "hub.train", "hub.validation", "hub.eval", "hub.streaming")
 def _problem_hub(folder: Path, patch: pytest.MonkeyPatch) -> None:
     hub: dict[str, Any] = {"dataset": "somebody/problems", "revision": "abc", "train": "t", "eval": "e"}

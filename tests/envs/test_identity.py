@@ -135,7 +135,9 @@ def test_evaluation_alone_takes_all_rows_unless_the_command_says_otherwise(task)
     whole = options.for_evaluation({"source": "file"})
     assert whole.shares.model_dump() == {"train": 0, "validation": 0, "eval": 1}
     assert (set(whole.counts.model_dump().values()), whole.seed, whole.file) == ({None}, 3, options.file)
-    assert options.for_evaluation({"shares": {}, "counts": {}}) == options
+    assert options.for_evaluation({"shares": {}}) == options
+    counted = options.for_evaluation({"counts": {"eval": 9}})
+    assert (counted.shares, counted.counts) == (whole.shares, options.counts)
 
 
 @pytest.mark.parametrize("task", sorted(FIELDS))

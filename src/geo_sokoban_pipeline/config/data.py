@@ -58,16 +58,14 @@ class DataOptions(StrictModel):
         """The same rows, all of those without a published split in evaluation.
 
         Args:
-            given: options that the command names; its `shares` and `counts` stay.
+            given: options that the command names; with `shares` among them nothing changes, and its `counts` stay.
         """
-        whole = {
-            "shares": {"train": 0, "validation": 0, "eval": 1},
-            "counts": {"train": None, "validation": None, "eval": None},
-        }
-        changed = {
-            name: value for name, value in whole.items() if name in type(self).model_fields and name not in given
-        }
-        return self.model_validate({**self.model_dump(), **changed})
+        if "shares" in given or "shares" not in type(self).model_fields:
+            return self
+        whole: dict[str, Any] = {"shares": {"train": 0, "validation": 0, "eval": 1}}
+        if "counts" not in given:
+            whole["counts"] = {"train": None, "validation": None, "eval": None}
+        return self.model_validate({**self.model_dump(), **whole})
 
     @property
     def label(self) -> str:
