@@ -196,7 +196,7 @@ def test_bad_rows_are_quarantined(tmp_path, caplog):
     bad = [
         source_row(images=["https://example.com/a.png"]),
         source_row(images=[uri(b"\x89PNG broken")]),
-        source_row(problem="no placeholder"),
+        source_row(problem="<image>two placeholders<image>"),
         source_row(answer=" "),
     ]
     path = write_uris(tmp_path / "rows.parquet", [*[source_row(i) for i in range(20)], *bad])
@@ -230,6 +230,10 @@ def test_lines_of_json(tmp_path):
         (
             [source_row(images=["http://x/y.png"])] * 3,
             "none of 3 rows is a problem: 3 × image 'http://x/y.png' is remote",
+        ),
+        (
+            [{"problem": "Find x.", "answer": "1", "picture": uri(b"x")}] * 2,
+            "2 × images and image are missing; the column picture looks like an image: rename it to image",
         ),
     ],
 )
