@@ -59,7 +59,10 @@ def test_its_code_ends_with_a_gain(tmp_path):
     assert "warm start: SFT on an expert that takes one of each row's candidates" in said
     assert "no group to train on" not in said
 
-    rows = read_json(data / "08_reporting" / "train_geo3k" / "cells" / "eval_summary.json")["rows"]
+    reports = data / "08_reporting" / "train_geo3k" / "cells"
+    page = re.sub(r"(?s)<(script|style).*?</\1>|<[^>]*>", " ", (reports / "report.html").read_text(encoding="utf-8"))
+    assert not re.search(r"(?i)famil|most frequent answer|\(plausible|plausible of", f"{page} {said}")  # of geometry
+    rows = read_json(reports / "eval_summary.json")["rows"]
     found = {(row["policy"], row["mode"]): row for row in rows}
     before, after = found["warm_start", "sampled"], found["final", "sampled"]
     assert before["episodes"] > 350
