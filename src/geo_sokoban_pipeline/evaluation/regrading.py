@@ -79,9 +79,6 @@ def _merge(stored: Trajectory, replayed: Trajectory | str | None) -> Trajectory:
         reward=replayed.reward,
         reward_parts=replayed.reward_parts,
         metrics=replayed.metrics,
-        advantage=None,
-        trained=False,
-        drop_reason=None if replayed.reward is not None else stored.drop_reason,
     )
 
 
