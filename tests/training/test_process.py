@@ -8,12 +8,14 @@ import os
 import platform
 import subprocess
 import sys
+import time
 import weakref
+from contextlib import suppress
 
 import pytest
 
 import heap
-from geo_sokoban_pipeline.training.runtime import collector_paused, freeze_survivors, limit_heap
+from geo_sokoban_pipeline.training.runtime import Stopwatch, collector_paused, freeze_survivors, limit_heap
 
 MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
@@ -108,3 +110,16 @@ def test_a_pause_ends_as_it_found_the_collector_even_after_an_error(enabled: boo
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
+
+
+def test_a_stopwatch_adds_up_what_ran_also_where_it_ended_with_an_error() -> None:
+    cpu = iter([1.0, 3.0, 10.0, 14.0])
+    watch = Stopwatch(lambda: next(cpu))
+    began = time.perf_counter()
+    with watch.running():
+        pass
+    with suppress(KeyError), watch.running():
+        raise KeyError
+    assert watch.cpu_seconds == 2.0 + 4.0
+    assert 0.0 < watch.seconds <= time.perf_counter() - began
+    assert watch.read() == {"seconds": watch.seconds, "cpu_seconds": 6.0}
