@@ -171,6 +171,5 @@ chromium: $(DEV_STAMP) ## Install a headless Chromium unless there is one: Debia
 	apt-get -qq install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core > /dev/null; \
 	} || echo 'It was not installed. GEO_SOKOBAN_CHROMIUM may name a Chromium of your own.' >&2
 
-clean-data: ## Delete the files of runs below data/.
-	find data -type f ! -name .gitkeep ! -path data/README.md -delete
-	find data -mindepth 2 -type d -empty -delete
+clean-data: $(RUN_STAMP) ## Say what lies below data/, ask for a word, delete it; YES=1 asks for none.
+	$(BIN)/python -m geo_sokoban_pipeline runs --data-root data remove --all $(if $(YES),--yes)

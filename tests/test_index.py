@@ -29,11 +29,12 @@ from geo_sokoban_pipeline.trajectories.index import (
     StoredEpisode,
     build_index,
     count_repeats,
+    find_edits,
     find_episodes,
     index_path,
     read_index,
 )
-from geo_sokoban_pipeline.trajectories.parquet import name_parts, read_trajectories
+from geo_sokoban_pipeline.trajectories.parquet import name_parts, read_trajectories, write_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 
 PLACE = Place("train_sokoban", "default", "train", "trajectories/iter=00000/part-000")
@@ -406,3 +407,35 @@ def test_episodes_are_found_by_all_conditions(conditions: dict[str, Any], expect
 def test_conditions_that_choose_nothing_are_named(conditions: dict[str, Any], message: str) -> None:
     with pytest.raises(NoEpisodesError, match=message):
         find_episodes(made_index(), EpisodeConditions(**conditions))
+
+
+# Files that were changed after they had been written
+
+
+def edit(episodes: list[Trajectory], change: str) -> list[Trajectory]:
+    if change == "reward":
+        episodes[3].reward += 0.5
+    elif change == "advantage":
+        episodes[3].advantage = None
+    elif change == "order":
+        return [*episodes[1:], episodes[0]]
+    elif change == "episode":
+        return episodes[:-1]
+    return episodes
+
+
+@pytest.mark.parametrize("kind", ["trajectories", "eval_trajectories", "held_out_trajectories"])
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [("nothing", ""), ("reward", ": reward is"), ("advantage", ": advantage is None"), ("order", ": trajectory_id is"),
+     ("episode", "7 episodes, and 8 when it was written")],
+)  # fmt: skip
+def test_edited_files_are_found(tmp_path: Path, kind: str, change: str, found: str) -> None:
+    outputs, episodes = tmp_path / "07_model_output" / "train_sokoban" / "x", make_trajectories(8)
+    tables = name_parts(0, episodes, CONTEXT) | name_parts(1, make_trajectories(8, seed=1), CONTEXT)
+    TrajectoriesDataset(str(outputs / kind), tasks=TASKS).save(tables)
+    path = outputs / kind / "iter=00000" / "part-000.parquet"
+    write_trajectories(path, trajectories_to_table(edit(episodes, change), CONTEXT))
+    edits = find_edits(read_index(outputs, task_or_plain), outputs, kind)
+    assert len(edits) == bool(found)
+    assert all(text.startswith(f"{kind}/iter=00000/part-000") and found in text for text in edits)

@@ -181,7 +181,7 @@ def test_the_environment_of_servers_is_pinned_wholly():
             ["--no-deps -r requirements/sglang-cpu.txt", "scripts/sglang_cpu", "forked_processes", "sglang_cpu.pth"],
         ),
         ("chromium", ["tests/chromium.py", "apt-get", "chromium-headless-shell"]),
-        ("clean-data", ["find data -type f"]),
+        ("clean-data", ["runs --data-root data remove --all"]),
     ],
 )
 def test_make_targets(target, words):

@@ -392,6 +392,119 @@ def test_the_next_command_of_a_run_clears_what_killed_ones_left(tmp_path: Path) 
     assert open_policy(folders.models / "policy").manifest["text"] == "b"
 
 
+# A run that is set aside while a new one begins
+
+
+def run_of(root: Path) -> RunFolders:
+    return RunFolders.of(root, "train_sokoban", "default")
+
+
+def store_run(root: Path, name: str) -> None:
+    folders = run_of(root)
+    write_json(folders.outputs / "commands.json", [name])
+    write_json(folders.outputs / "metrics" / "iter=00000.json", {"run": name})
+    write_folder(folders.models / "policy", fill(name))
+    write_json(folders.reports / "eval_summary.json", {"run": name})
+
+
+def recover(root: Path) -> None:
+    """What the next command does first."""
+    run_of(root).settle()
+    run_of(root).tidy()
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def set_aside(root: Path) -> None:
+    run_of(root).set_aside()
+
+
+def begin_anew(root: Path, *, commits: bool) -> None:
+    set_aside(root)
+    store_run(root, "new")
+    if commits:
+        checkpoints(run_of(root).models / "checkpoints").save({"iter=00000": NewCheckpoint(fill("new"))})
+
+
+def half_set_aside(root: Path) -> None:
+    _, calls = play(root, lambda: set_aside(root), nothing)
+    recover(root)
+    moves = [number for number, call in enumerate(calls, 1) if call[0] == "os.rename" and ".replaced/" in call[-1]]
+    play(root, lambda: set_aside(root), killed_at(moves[len(moves) // 2]))
+
+
+# What has happened to a stored run, what is interrupted at each of its calls, and which run is there in the end.
+REPLACEMENTS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any], str]] = {
+    "it is set aside": (lambda root: None, set_aside, "old"),
+    "it is put back, half set aside": (half_set_aside, recover, "old"),
+    "it is put back, beside a new one": (lambda root: begin_anew(root, commits=False), recover, "old"),
+    "it is deleted, since a new one has committed": (lambda root: begin_anew(root, commits=True), recover, "new"),
+}
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_old_run_or_new_one_after_a_fault_at_any_call(name: str, tmp_path: Path, fresh: Callable[[Case], Path]) -> None:
+    before, act, which = REPLACEMENTS[name]
+    store_run(tmp_path / "old", "old")
+    begin_anew(tmp_path / "new", commits=True)
+    wanted = files(tmp_path / which)
+    case = Case(lambda root: (store_run(root, "old"), before(root)), act, files, [])
+    root = fresh(case)
+    assert files(root) != wanted or act is set_aside
+    ended, calls = play(root, lambda: act(root), nothing)
+    assert (ended, files(root) == wanted) == (DONE, act is recover)
+    for number in range(1, len(calls) + 1):
+        for fault in (killed_at, failing_at) if act is set_aside else (killed_at,):
+            root = fresh(case)
+            play(root, lambda root=root: act(root), fault(number))
+            recover(root)
+            assert files(root) == wanted, f"{fault.__name__}({number}): {calls[number - 1]}"
+
+
+def test_a_run_that_is_set_aside_is_never_overwritten(tmp_path: Path) -> None:
+    store_run(tmp_path, "old")
+    old = files(tmp_path)
+    for _ in range(2):  # `fresh=true` twice, each time without a checkpoint
+        run_of(tmp_path).set_aside()
+        assert run_of(tmp_path).is_empty and run_of(tmp_path).has_replaced
+        store_run(tmp_path, "new")
+    recover(tmp_path)
+    assert files(tmp_path) == old
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "commits"),
+    [
+        ("train_sokoban", "06_models/policy/manifest.json", False),
+        ("train_sokoban", "07_model_output/metrics/iter=00000.json", False),
+        ("train_sokoban", "06_models/checkpoints/iter=00000/manifest.json", True),
+        ("update_sokoban", "07_model_output/metrics/iter=00000.json", False),
+        ("evaluate_sokoban", "07_model_output/commands.json", False),
+        ("evaluate_sokoban", "06_models/data.json", False),
+        ("evaluate_sokoban", "06_models/mlflow_run.json", False),
+        ("evaluate_sokoban", "08_reporting/eval_summary.json", True),
+        ("export_sokoban", "07_model_output/.export.ab.tmp/tokens/x.parquet", False),
+        ("export_sokoban", "07_model_output/export/tokens/x.parquet", True),
+        ("rollout_sokoban", "07_model_output/trajectories/iter=00000/.part-000.parquet.ab.tmp", False),
+        ("rollout_sokoban", "07_model_output/trajectories/iter=00000/part-000.parquet", True),
+        ("control_sokoban", "06_models/budget.json", False),
+        ("control_sokoban", "06_models/policy/manifest.json", True),
+    ],
+)
+def test_what_commits_a_new_run(tmp_path: Path, run: str, name: str, commits: bool) -> None:
+    folders = RunFolders.of(tmp_path, run, "x")
+    write_json(folders.reports / "report.html", "old")
+    folders.set_aside()
+    layer, _, rest = name.partition("/")
+    write_json(tmp_path / layer / run / "x" / rest, {})
+    assert folders.has_committed is commits
+    assert folders.settle() == ("deleted" if commits else "put back")
+    assert (folders.reports / "report.html").is_file() is not commits
+    assert not folders.has_replaced
+
+
 def test_texts_are_readable_in_any_language(tmp_path: Path) -> None:
     """JSON files are looked at by people: letters stay letters, in UTF-8."""
     value = {"answer": "∠ABC = 30°", "name": "Größe", "ratio": 0.1, "list": [1, None, True]}

@@ -1,24 +1,29 @@
 """The installed package as a command: `geo-sokoban-pipeline`, or `python -m geo_sokoban_pipeline`.
 
-`browse` and paths write a site of stored episodes, `audit` and paths check rollouts that other trainers have written;
-both need no project. Everything else is `kedro run` without a project
-folder: it takes the words of `kedro run`; the configuration comes from `--conf-source`, a folder or the archive that
-`kedro package` writes. Paths are relative to the current folder.
+`browse` and paths write a site of stored episodes, `audit` and paths check rollouts that other trainers have written,
+`runs` lists, removes and restores stored runs; none of them needs a project. Everything else is `kedro run` without a
+project folder: it takes the words of `kedro run`; the configuration comes from `--conf-source`, a folder or the archive
+that `kedro package` writes. Paths are relative to the current folder.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.runs.folders import RunFolders
 
 
 def main(*args: Any, **kwargs: Any) -> Any:
     """Run Kedro's `run` command; in an interactive session it returns the outputs instead of leaving Python."""
     words = list(args[0] if args else kwargs.get("args") or sys.argv[1:])
-    for command in (browse, audit):
+    for command in (browse, audit, runs):
         if words[:1] == [command.name]:
             return command(words[1:], prog_name=f"geo-sokoban-pipeline {command.name}")
     # Not before: Kedro announces at its import how it logs.
@@ -69,12 +74,12 @@ def browse(paths: tuple[Path, ...], output: Path | None, tokenizer: Path | None,
         raise click.ClickException(f"{place} exists and is no site: give --output another folder.")
 
     def write(folder: Path) -> dict[str, Any]:
-        counts = write_site(folder, runs, pages=pages)
+        counts = write_site(folder, found, pages=pages)
         click.echo("{episodes:,} episodes, {pages:,} with a page, {images:,} images".format(**counts))
-        return {"runs": [run.name for run in runs], **counts}
+        return {"runs": [run.name for run in found], **counts}
 
     try:
-        runs = find_runs(paths, tokenizer)
+        found = find_runs(paths, tokenizer)
         write_folder(place, write)
     except (NothingToBrowseError, CorruptFolderError, FileNotFoundError) as error:
         raise click.ClickException(str(error)) from error
@@ -126,6 +131,119 @@ def audit(dumps: tuple[str, ...], task: str | None, fields: tuple[str, ...], out
         write_json(output, {"dumps": {split: str(path) for split, path in paths.items()}, **record})
     if record["findings"]:
         raise click.ClickException(f"{record['findings']} finding(s)")
+
+
+_WORD = "delete"  # that a user types before anything is deleted
+
+
+@click.group(invoke_without_command=True)
+@click.option(
+    "--data-root",
+    type=click.Path(path_type=Path),
+    envvar="GEO_SOKOBAN_DATA_ROOT",
+    default="data",
+    show_default=True,
+    show_envvar=True,
+    help="Folder of all data.",
+)
+@click.pass_context
+def runs(context: click.Context, data_root: Path) -> None:
+    """List the stored runs: task, run id, iterations, size, state.
+
+    A run is finished, interrupted, running, damaged, or set aside: a command with fresh=true was to replace it and
+    ended before its first result. The next command on that run id puts it back, and so does `restore`.
+    """
+    from geo_sokoban_pipeline.console import print_table
+    from geo_sokoban_pipeline.formats import size
+    from geo_sokoban_pipeline.preflight.stored import read_state
+    from geo_sokoban_pipeline.runs.folders import find_all_runs
+
+    context.obj = data_root.expanduser()
+    if context.invoked_subcommand is not None:
+        return
+    states = [read_state(folders) for folders in find_all_runs(context.obj)]
+    rows = [
+        (*state.name.split("/"), "" if state.iterations is None else str(state.iterations), size(state.size),
+         state.state, state.note)
+        for state in states
+    ]  # fmt: skip
+    colours = {"finished": "green", "running": "cyan", "damaged": "bold red"}
+    print_table(f"Runs in {context.obj}", ("pipeline", "run id", "iterations", "size", "state", "note"), rows, colours)
+
+
+@runs.command()
+@click.argument("names", nargs=-1, metavar="PIPELINE/RUN_ID...")
+@click.option("--all", "everything", is_flag=True, help="All that is stored, data of tasks and logs of tracking too.")
+@click.option("--yes", is_flag=True, help="Ask for no word.")
+@click.pass_obj
+def remove(root: Path, names: tuple[str, ...], everything: bool, yes: bool) -> None:
+    """Delete runs, such as train_sokoban/default, once the word that is asked for is typed."""
+    from geo_sokoban_pipeline.formats import size
+    from geo_sokoban_pipeline.runs.folders import find_all_runs
+    from geo_sokoban_pipeline.runs.storage import held_bytes
+
+    if bool(names) == everything:
+        raise click.UsageError("give runs, or --all.")
+    chosen = find_all_runs(root) if everything else [_find_run(root, name) for name in dict.fromkeys(names)]
+    with ExitStack() as locks:
+        for folders in chosen:
+            locks.enter_context(_locked(folders))
+        for folders in chosen:
+            beside = ", and the run that is set aside there" if folders.has_replaced else ""
+            click.echo(f"{folders.name}{beside}: {size(held_bytes(folders.layers))}")
+        doomed = _files_of_data(root) if everything else []
+        if everything:
+            click.echo(f"all {len(doomed)} files below {root}: {size(held_bytes([root]))}")
+        if not yes and click.prompt(f'Type "{_WORD}" to delete this', default="", show_default=False) != _WORD:
+            raise click.ClickException("nothing was deleted.")
+        for folders in chosen:
+            folders.remove()
+        for path in doomed:
+            path.unlink(missing_ok=True)
+        for folder in sorted(root.glob("*/**/"), reverse=True) if everything else []:
+            if folder.parent != root and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+@runs.command()
+@click.argument("name", metavar="PIPELINE/RUN_ID")
+@click.pass_obj
+def restore(root: Path, name: str) -> None:
+    """Put back a run that is set aside, in place of what fresh=true has begun."""
+    folders = _find_run(root, name)
+    with _locked(folders):
+        done = folders.settle()
+    if done != "put back":
+        why = "the new run has stored its first result" if done else "no run is set aside there"
+        raise click.ClickException(f"{name}: {why}.")
+    click.echo(f"{name} is put back.")
+
+
+def _find_run(root: Path, name: str) -> RunFolders:
+    from geo_sokoban_pipeline.runs.folders import find_all_runs
+
+    found = {folders.name: folders for folders in find_all_runs(root)}
+    if name not in found:
+        raise click.ClickException(f"{name}: no such run in {root}. There are {', '.join(found) or 'none'}.")
+    return found[name]
+
+
+@contextmanager
+def _locked(folders: RunFolders) -> Iterator[None]:
+    from geo_sokoban_pipeline.runs.lock import RunLock, RunLockedError
+
+    try:
+        lock = RunLock(folders.models, way_out=".")
+    except (RunLockedError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    with closing(lock):
+        yield
+
+
+def _files_of_data(root: Path) -> list[Path]:
+    """All files below a data root but those of a checkout."""
+    kept = (root / "README.md", *root.rglob(".gitkeep"))
+    return [path for path in root.rglob("*") if not path.is_dir() and path not in kept]
 
 
 if __name__ == "__main__":

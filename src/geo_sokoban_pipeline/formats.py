@@ -177,3 +177,12 @@ def find_baseline(summary: Mapping[str, Any], name: str) -> Row | None:
 def write_rate(row: Mapping[str, Any]) -> str:
     """`66.3 % [62.5–69.8 %]`."""
     return f"{percent(row['solve_rate'])} [{percent_range(row.get('low'), row.get('high'))}]"
+
+
+def size(count: float) -> str:
+    """Bytes as text with a unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+_PATIENCE = 10.0  # seconds for a request that only looks
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
@@ -49,6 +50,33 @@ def find_cached(name: str, revision: str | None) -> Path | None:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES), local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
+
+
+def find_no_dataset(name: str, revision: str | None) -> str | None:
+    """Why the hub's data set of this name cannot be had, by one request, or offline by the caches.
+
+    Returns:
+        None: it can be had, or this cannot be told now, since the hub does not answer.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    from datasets import config
+
+    if constants.HF_HUB_OFFLINE:
+        cached = Path(config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()
+        fetched = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+        return (
+            None if fetched.is_dir() or cached.is_dir() else "HF_HUB_OFFLINE forbids the network, and no cache has it"
+        )
+    failures: tuple[type[Exception], ...] = (HfHubHTTPError, *HfHubHTTPError.__bases__, OSError)
+    try:
+        HfApi().dataset_info(name, revision=revision, timeout=_PATIENCE)
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        return f"the hub has no such data set ({type(error).__name__})"
+    except failures:
+        return None
+    return None
 
 
 class UploadError(RuntimeError):

@@ -72,7 +72,10 @@ class TrackingOptions(StrictModel):
 
 class _General(StrictModel):
     run_id: RunId = Field("default", description="Folder of the run below every {run} path; only by --params.")
-    fresh: bool = Field(False, description="Clear the run's folders before it starts; only by --params.")
+    fresh: bool = Field(
+        False,
+        description="Replace the stored run, which is deleted after the new one's first checkpoint. Only by --params.",
+    )
     runs: RunNames = Field(
         default_factory=list,
         description="Runs that `compare` puts side by side: run ids of the default task, or `train_<task>/<run id>`; "

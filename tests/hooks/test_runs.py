@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from geo_sokoban_pipeline.__main__ import runs as runs_command
 from geo_sokoban_pipeline.config import ParameterError
 from geo_sokoban_pipeline.hooks.runs import run_names
+from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError
+
+LAYERS = ("06_models", "07_model_output", "08_reporting")
 
 
 def fill(*folders: Path) -> list[Path]:
@@ -56,6 +62,100 @@ def test_fresh_clears_one_run_id_of_the_called_pipeline_only(project):
     assert (project.folder("07_model_output") / "metrics" / "iter=00001.json").is_file()
 
 
+def stored(project, *runs):
+    """Contents of all files of runs, but for locks."""
+    root = project.path / "data"
+    found = (path for layer in LAYERS for path in (root / layer).rglob("*") if path.is_file())
+    return {
+        path.relative_to(root): path.read_bytes()
+        for path in found
+        if path.name != LOCK_FILE and (not runs or path.parts[len(root.parts) + 1] in runs)
+    }
+
+
+def store_run(project, run="train_sokoban"):
+    project.run(run)
+    fill(*(project.folder(layer, run=run) / "final" for layer in LAYERS))
+    return stored(project)
+
+
+# Paths, names and own code that are not there, by kind.
+WRONG = {
+    "policy": {"train_sokoban": {"policy": {"source": "folder", "path": "nothere"}}},
+    "policy of the hub": {"train_sokoban": {"policy": {"source": "hub", "path": "nobody/nothere"}}},
+    "levels": {"sokoban": {"source": "file", "file": {"path": "nothere.xsb@[0:9]"}}},
+    "data set of the hub": {"sokoban": {"source": "hub", "hub": {"dataset": "nobody/nothere"}}},
+    "reward": {"train_sokoban": {"reward": {"function": "nothere.py"}}},
+    "environment": {"train_sokoban": {"env": {"factory": "nothere.py:make"}}},
+    "rollout": {"train_sokoban": {"rollout": {"function": "{here}/own.py"}}},
+    "expert": {"train_sokoban": {"warm_start": {"teacher": {"factory": "nothere.py"}}}},
+    "the run itself": {"train_sokoban": {"policy": {"source": "folder", "path": "{models}/final_policy"}}},
+    "own code in the run itself": {"train_sokoban": {"reward": {"function": "{models}/final/reward.py"}}},
+}
+
+
+def placed(value, **places):
+    if isinstance(value, dict):
+        return {name: placed(below, **places) for name, below in value.items()}
+    return value.format(**places)
+
+
+def test_fresh_changes_nothing_where_an_input_is_not_there(project, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    store_run(project)
+    models = project.folder("06_models")
+    (models / "final_policy").mkdir()
+    (models / "final_policy" / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    (models / "final_policy" / "model.safetensors").touch()
+    (models / "final" / "reward.py").write_text("def reward(result, args):\n    return {'reward': 0.0}\n")
+    (project.path / "own.py").write_text("def other(): pass\n")
+    before, seen = stored(project), len(project.seen)
+    for what, wrong in WRONG.items():
+        params = placed(wrong, here=str(project.path), models=str(models)) | {"fresh": True}
+        with pytest.raises((ParameterError, OSError, PolicyUnavailableError)):
+            project.run("train_sokoban", params=params)
+        assert stored(project) == before, what
+    assert len(project.seen) == seen
+
+
+@pytest.mark.parametrize(
+    ("run", "reader", "params"),
+    [
+        ("train_sokoban", "update_sokoban", {}),  # it works on train_sokoban/default
+        ("train_sokoban", "train_sokoban", {"seed": 9}),  # it goes on with the old run
+    ],
+)
+def test_a_run_that_fails_before_its_first_result_leaves_the_old_one(project, run, reader, params):
+    before = store_run(project, run)
+    project.fail_at = 1
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            project.run(run, params={"fresh": True, "seed": 1})
+        assert not (project.folder("08_reporting", run=run) / "final").exists()
+        (project.folder("06_models", run=run) / "policy").mkdir()
+    project.fail_at = None
+    # Commands on other run ids leave it alone; whichever names this one puts it back.
+    project.run(run, params={"run_id": "other"})
+    assert not (project.folder("08_reporting", run=run) / "final").exists()
+    project.run(reader, params=params)
+    kept = {name: text for name, text in before.items() if name.name != "commands.json"}
+    assert kept.items() <= stored(project, run).items()
+    assert not (project.folder("06_models", run=run) / "policy").exists()
+
+
+def test_fresh_of_several_runs_replaces_each(project):
+    for run in ("train_sokoban", "update_sokoban"):
+        store_run(project, run)
+    before = stored(project)
+    project.fail_at = 1
+    with pytest.raises(RuntimeError):
+        project.run("train_sokoban", "update_sokoban", params={"fresh": True})
+    project.fail_at = None
+    with pytest.raises(OSError, match="nothere"):
+        project.run("train_sokoban", "update_sokoban", params=WRONG["policy"])
+    assert stored(project) == before
+
+
 def test_fresh_of_a_data_pipeline_clears_nothing(project):
     kept = fill(project.folder("06_models"))
     project.run("data_sokoban", params={"fresh": True})
@@ -79,6 +179,64 @@ def test_run_in_use_is_not_touched(project):
     project.run("train_sokoban", params={"run_id": "beside"})
     project.run("update_sokoban")
     lock.close()
+
+
+# The list of runs on the command line
+
+
+def listed(root, *words, **options):
+    return CliRunner().invoke(runs_command, ["--data-root", str(root), *words], **options)
+
+
+def test_runs_are_listed_removed_and_restored(tmp_path):
+    kept, doomed = (RunFolders.of(tmp_path, "train_sokoban", name) for name in ("kept", "doomed"))
+    for folders in (kept, doomed, RunFolders.of(tmp_path, "evaluate_sokoban", "empty")):
+        RunLock(folders.models).close()
+    fill(kept.models, doomed.models, doomed.outputs)
+    lines = listed(tmp_path).output.splitlines()
+    assert [[word for word in ("kept", "doomed", "empty") if word in line] for line in lines if "sokoban" in line] == [
+        ["doomed"],
+        ["kept"],
+    ]
+    for words, typed, why in (
+        (["remove", "train_sokoban/doomed"], "no\n", "nothing was deleted"),
+        (["remove", "train_sokoban/doomed"], "", ""),  # nobody is there to type
+        (["remove", "train_sokoban/missing"], "", "doomed, train_sokoban/kept"),
+        (["restore", "train_sokoban/doomed"], "", "no run is set aside"),
+    ):
+        done = listed(tmp_path, *words, input=typed)
+        assert done.exit_code == 1 and why in done.output and doomed.outputs.is_dir()
+    with closing(RunLock(doomed.models)):
+        done = listed(tmp_path, "remove", "train_sokoban/kept", "train_sokoban/doomed", "--yes")
+        assert done.exit_code == 1 and "in use" in done.output and not kept.is_empty
+        assert "running" in listed(tmp_path).output
+    before = contents_of(doomed)
+    doomed.set_aside()
+    assert "set aside" in listed(tmp_path).output
+    assert listed(tmp_path, "restore", "train_sokoban/doomed").exit_code == 0
+    assert contents_of(doomed) == before
+    doomed.set_aside()
+    assert listed(tmp_path, "remove", "train_sokoban/doomed", input="delete\n").exit_code == 0
+    assert not any(folder.exists() for folder in doomed.layers) and not kept.is_empty
+
+
+def contents_of(folders):
+    files = (path for layer in folders.layers for path in layer.rglob("*") if path.is_file() and path.name != LOCK_FILE)
+    return {path: path.read_bytes() for path in files}
+
+
+def test_all_data_are_removed_but_the_files_of_the_checkout(tmp_path):
+    folders = RunFolders.of(tmp_path, "train_sokoban", "x")
+    fill(folders.models, folders.outputs, tmp_path / "05_model_input" / "sokoban")
+    checkout = [tmp_path / "README.md", tmp_path / "05_model_input" / ".gitkeep"]
+    for path in (*checkout, tmp_path / "mlflow.db"):
+        path.touch()
+    assert listed(tmp_path, "remove", "--all", input="y\n").exit_code == 1
+    with closing(RunLock(folders.models)):
+        assert listed(tmp_path, "remove", "--all", "--yes").exit_code == 1
+    assert (tmp_path / "mlflow.db").exists() and not folders.is_empty
+    assert listed(tmp_path, "remove", "--all", "--yes").exit_code == 0
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(checkout)
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("out of luck"), KeyboardInterrupt()])

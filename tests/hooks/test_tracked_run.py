@@ -24,9 +24,10 @@ from geo_sokoban_pipeline.hooks.tracked import (
     read_lineage,
 )
 from geo_sokoban_pipeline.hooks.tracking import NOTE, MlflowRun, connect
-from geo_sokoban_pipeline.hooks.wandb_run import WANDB_NOTE, WandbRun, is_wanted
+from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_wanted
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
+from geo_sokoban_pipeline.runs.folders import WANDB_NOTE
 from geo_sokoban_pipeline.runs.storage import read_json, read_manifest, write_folder, write_json
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import Place, build_index

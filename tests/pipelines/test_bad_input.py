@@ -166,7 +166,7 @@ def test_damaged_trajectories_are_named(clone, what):
     ("number", "broken", "said"),
     [
         (errno.ENOSPC, "checkpoints", "disk full, about"),
-        (errno.EROFS, "trajectories", "no right to write, about"),
+        (errno.EROFS, "trajectories", "no right to write (Read-only file system)"),
     ],
 )
 def test_disk_full_and_read_only(finished_run, project, monkeypatch, number, broken, said):

@@ -5,17 +5,25 @@ from __future__ import annotations
 import re
 import shutil
 
+import pyarrow.compute as pc
 import pytest
 
 from geo_sokoban_pipeline.formats import find_row
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories, write_trajectories
 from reporting.sites import read_columns, read_script
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_site_of_a_run(clone):
+def test_the_site_of_a_run(clone, caplog):
+    edited = clone.folder("07_model_output") / "held_out_trajectories" / "iter=00001" / "part-000.parquet"
+    table = read_trajectories(edited)
+    place = table.schema.get_field_index("reward")
+    write_trajectories(edited, table.set_column(place, "reward", pc.add(table["reward"], 1.0)))
     result = clone.command("--pipelines=browse_sokoban", "--params=browse_sokoban.first_iteration=1")
     assert result.exit_code == 0, result.output
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("held_out_trajectories/iter=00001/part-000" in line and "reward" in line for line in said)
     page = clone.load("browse_sokoban.site")
     assert page.name == "index.html" and page.is_relative_to(clone.folder("08_reporting", "browse_sokoban"))
     rows = read_columns(page.parent)

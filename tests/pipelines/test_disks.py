@@ -93,7 +93,7 @@ def test_a_read_only_folder(finished_run, clone, disks, name, place):
     set_read_only(folder, True)
     with pytest.raises(DatasetError) as error:
         clone.run()
-    for part in (f"{folder}{place}", "no right to write, a", "the same command continues from it"):
+    for part in (f"{folder}{place}", "no right to write (", "the same command continues from it"):
         assert part in str(error.value)
     assert clone.load("train_sokoban.resume_state")["iteration"] == 0
     set_read_only(folder, False)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.evaluation.audit import audit_files
 from geo_sokoban_pipeline.hooks.tracking import NOTE
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
-from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
+from geo_sokoban_pipeline.runs.storage import file_digest, read_json
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
-from runs import assert_same_run, read_run
+from runs import assert_same_run, finish, kedro_command, read_run
 from task_options import TinyPolicyOptions
 
 pytestmark = pytest.mark.slow
@@ -251,3 +254,41 @@ def test_run_ids_lie_side_by_side_and_fresh_clears_one(finished_run, clone):
     assert json.loads((clone.folder("06_models", run_id="seed2") / "base_policy/manifest.json").read_text())
     assert not (clone.folder("07_model_output", run_id="seed2") / "metrics").exists()
     assert_same_run(first, read_run(clone.root))
+
+
+ALL_LAYERS = ("06_models", "07_model_output", "08_reporting")
+
+
+def contents(project):
+    """Digests of all that is stored of the run, but for its lock and its history."""
+    found = (path for layer in ALL_LAYERS for path in project.folder(layer).rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(project.root)): file_digest(path)
+        for path in found
+        if path.name not in ("run.lock", "commands.json")
+    }
+
+
+@pytest.mark.parametrize(
+    ("moment", "commits"),
+    [("before_node:train_sokoban.warm_start", False), ("iteration 1: *", True)],
+)
+def test_a_killed_command_with_fresh_costs_no_run(clone, moment, commits):
+    """Before the new run's first checkpoint the old one is put back, after it the new one stays."""
+    before = contents(clone)
+    short = "fresh=true,seed=3,train_sokoban.warm_start.steps=1,train_sokoban.loop.eval_interval=0"
+    hook = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook", "GEO_SOKOBAN_KILL_AT": moment}
+    command = kedro_command("--pipelines=train_sokoban", f"--params={short}", data_root=clone.root, **hook)
+    finish(command, expected=-signal.SIGKILL)
+    assert not (clone.folder("06_models") / "final_policy").exists()
+    store = RunStore(clone.root)
+    if commits:
+        newest = store.checkpoint(SourceOptions(run="train_sokoban", checkpoint="latest"))
+        assert (newest["iteration"], newest["manifest"]["fingerprint"]["seed"]) == (0, 3)
+        assert not list(clone.root.rglob(".replaced*")) and not list(clone.root.rglob("replaced.json"))
+        return
+    with pytest.raises(SourceError):
+        store.policy(SourceOptions(run="train_sokoban", checkpoint="final"))
+    clone.run("report_sokoban")  # any command that reads the run
+    assert contents(clone) == before
+    store.policy(SourceOptions(run="train_sokoban", checkpoint="final"))

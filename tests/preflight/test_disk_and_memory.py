@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from geo_sokoban_pipeline.formats import size
 from geo_sokoban_pipeline.preflight.memory import (
     Gpu,
     MemoryPlace,
@@ -29,12 +30,10 @@ from geo_sokoban_pipeline.preflight.resources import (
     check_paths,
     check_space,
     check_writable,
-    held_bytes,
     plan_disk,
-    size,
 )
 from geo_sokoban_pipeline.preflight.stored import Stored
-from geo_sokoban_pipeline.runs.storage import nearest_folder
+from geo_sokoban_pipeline.runs.storage import held_bytes, nearest_folder
 from mounts import closable_folder, set_read_only, small_disk
 from preflight.conftest import TINY
 from task_options import TinyPolicyOptions
@@ -90,7 +89,9 @@ def test_measured_sizes_and_done_iterations_count(make_subject: Any) -> None:
 def test_policies_to_be_written(
     make_subject: Any, steps: int, linked: bool, stored: dict[str, Any], copies: int
 ) -> None:
-    found = plan(make_subject(train_sokoban={"warm_start": {"steps": steps}}), linked, **stored)
+    subject = make_subject(train_sokoban={"warm_start": {"steps": steps}})
+    found = plan(subject, linked, **stored)
+    assert plan(subject, linked, checkpoint_bytes=MB, **stored).first == found.policies + MB
     assert copies * 4 * MB <= found.policies < copies * 4 * MB + 9 * MB
     assert bool(found.policies) == bool(copies)
 
@@ -116,6 +117,16 @@ def test_space(tmp_path: Path, free: int, measured: int, state: str) -> None:
     check = check_space(plan, tmp_path, free)
     assert check.state == state
     assert "15.0 MB needed at most" in check.found
+
+
+@pytest.mark.parametrize(
+    ("free", "replaced", "state"),
+    # Until the first checkpoint, of 6 MB with the policies, both runs are there; all of it takes 15 MB, 14 surely.
+    [(5 * MB, 90 * MB, "failure"), (6 * MB, 7 * MB, "failure"), (6 * MB, 8 * MB, "warning"), (6 * MB, 9 * MB, "ok")],
+)
+def test_space_beside_a_run_that_is_replaced(tmp_path: Path, free: int, replaced: int, state: str) -> None:
+    plan = DiskPlan(checkpoints=10 * MB, policies=4 * MB, trajectories=MB, first=6 * MB)
+    assert check_space(plan, tmp_path, free, replaced).state == state
 
 
 def test_what_clearing_frees(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -15,8 +17,9 @@ from geo_sokoban_pipeline.envs.sokoban import Board, solve
 from geo_sokoban_pipeline.envs.sokoban.inspection import sample_level
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight import machine
-from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts, look_first
+from geo_sokoban_pipeline.preflight.first_checks import check_data_source, check_source, look_at_prompts, look_first
 from geo_sokoban_pipeline.preflight.own_code import try_own_code
+from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
 
 RUN = "train_sokoban"
 ALONE = {"threads": 1, "grpo": {"credit": "episode"}}
@@ -180,3 +183,75 @@ def test_what_it_looks_at_imports_nothing_heavy(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# What a command reads from elsewhere
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "named"),
+    [
+        ("sokoban", {"source": "file", "file": {"path": "nothere.xsb"}}, "sokoban.file.path=nothere.xsb: no file at"),
+        ("sokoban", {"source": "file", "file": {"path": "{there}@[0:9]"}}, None),
+        ("sokoban", {"source": "file", "file": {"path": "{folder}"}}, None),
+        ("sokoban", {"source": "generate", "file": {"path": "nothere.xsb"}}, None),
+        ("geo3k", {"source": "file", "file": {"path": "{there}", "eval_path": "no.jsonl"}}, "geo3k.file.eval_path=no"),
+        (
+            "geo3k",
+            {"source": "file", "file": {"path": "{there}"}, "image_folder": "{folder}/no"},
+            "geo3k.image_folder=",
+        ),
+        ("geo3k", {"source": "file", "file": {"path": "{there}"}, "image_folder": "{folder}"}, None),
+        ("geo3k", {"source": "hub", "hub": {"dataset": "nobody/nothere"}}, "geo3k.hub.dataset=nobody/nothere: "),
+        ("geo3k", {"source": "hub", "hub": {"dataset": "somebody/cached"}}, None),
+        ("geo3k", {"source": "hub", "hub": {"dataset": "{folder}"}}, None),
+    ],
+)
+def test_sources_of_data_that_are_not_there_are_named(tmp_path, monkeypatch, task, data, named):
+    there = tmp_path / "there.jsonl"
+    there.touch()
+    cache = tmp_path / "cache"
+    (cache / "datasets--somebody--cached").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    placed = json.loads(json.dumps(data).replace("{there}", str(there)).replace("{folder}", str(tmp_path)))
+    options = getattr(ProjectParameters.model_validate({task: placed}), task)
+    if named is None:
+        check_data_source(task, options)
+    else:
+        with pytest.raises(ParameterError) as error:
+            check_data_source(task, options)
+        assert str(error.value).startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("run", "read", "source", "error"),
+    [
+        ("evaluate_sokoban", "source_policy", {"checkpoint": "nothere"}, SourceError),
+        ("evaluate_sokoban", "source_policy", {"checkpoint": "nobody/nothere"}, SourceError),
+        ("rollout_sokoban", "source_policy", {"checkpoint": "{folder}"}, FileNotFoundError),  # it holds no policy
+        ("rollout_sokoban", "source_policy", {"checkpoint": "tiny"}, None),
+        ("evaluate_sokoban", "source_policy", {"checkpoint": "latest"}, None),  # `plan_data` looks for it
+        ("score_sokoban", "source_outputs", {"run_id": "empty"}, SourceError),
+        ("score_sokoban", "source_outputs", {"run_id": "stored"}, None),
+        ("control_sokoban", "source_episodes", {"run_id": "empty"}, SourceError),
+        ("browse_sokoban", "source_outputs", {"run_id": "stored"}, None),
+        ("export_sokoban", "source_episodes", {"run_id": "empty"}, SourceError),
+        ("train_sokoban", "prompts", None, None),
+    ],
+)
+def test_sources_that_are_not_there_are_named(tmp_path, monkeypatch, run, read, source, error):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "07_model_output" / "train_sokoban" / "stored" / "trajectories" / "iter=00000").mkdir(parents=True)
+    section = json.loads(json.dumps(source).replace("{folder}", str(tmp_path)))
+    given = ProjectParameters.model_validate({run: {"source": {"run": "train_sokoban", **section}}} if source else {})
+    with nullcontext() if error is None else pytest.raises(error):
+        check_source(run, {f"{run}.{read}"}, given, RunStore(tmp_path))
+
+
+def test_a_site_names_the_run_beside_it_that_is_not_there(tmp_path):
+    (tmp_path / "07_model_output" / "train_sokoban" / "stored" / "trajectories" / "iter=00000").mkdir(parents=True)
+    source = {"run": "train_sokoban", "run_id": "stored"}
+    given = ProjectParameters.model_validate({"browse_sokoban": {"source": source, "runs": ["missing"]}})
+    with pytest.raises(SourceError, match="train_sokoban/missing"):
+        check_source("browse_sokoban", {"browse_sokoban.source_outputs"}, given, RunStore(tmp_path))

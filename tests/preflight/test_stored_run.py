@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from geo_sokoban_pipeline.preflight.stored import (
     check_run,
     find_damage,
     find_damaged_rows,
+    find_gaps,
+    read_state,
     read_stored,
     stages,
 )
-from geo_sokoban_pipeline.runs.folders import sealed_checkpoints
+from geo_sokoban_pipeline.runs.folders import RunFolders, sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import RunLock, find_holder
-from geo_sokoban_pipeline.runs.storage import write_folder
+from geo_sokoban_pipeline.runs.storage import read_manifest, write_folder
 
 PARQUET = b"PAR1" + bytes(100) + b"PAR1"
 
@@ -28,9 +31,9 @@ def store(subject: Subject, iterations: int = 3) -> None:
     """Files as a run leaves them: manifests, metrics, trajectories; the weights are a few bytes."""
     checkpoints = subject.models / "checkpoints"
     for k in range(iterations):
-        write_folder(checkpoints / f"iter={k:05d}", fill({}))
+        write_folder(checkpoints / f"iter={k:05d}", fill({"kept": list(range(k + 1))}))
     for folder, fingerprint in stages(subject.run, subject.models, subject.parameters):
-        write_folder(folder, fill({"fingerprint": fingerprint}))
+        write_folder(folder, fill({"fingerprint": fingerprint, "kept": list(range(iterations))}))
     for k in range(iterations):
         for kind in ("trajectories", "eval_trajectories"):
             part = subject.outputs / kind / f"iter={k:05d}" / "part-000.parquet"
@@ -83,7 +86,10 @@ def test_other_settings_are_listed(make_subject: Any) -> None:
     assert "grpo.gamma: stored 0.95, now 0.5" in check.found
     fresh = Subject("sokoban", changed.parameters.model_copy(update={"fresh": True}), changed.data_root)
     (check,) = check_run(fresh)
-    assert (check.state, check.found) == ("ok", "is cleared first (fresh=true)")
+    assert (check.state, check.found) == (
+        "ok",
+        "is replaced (fresh=true), and deleted once the new run has its first checkpoint",
+    )
 
 
 def test_a_held_lock_names_its_holder(make_subject: Any) -> None:
@@ -154,3 +160,79 @@ def test_foreign_files_are_nobodys_damage(make_subject: Any) -> None:
     assert [path.name for path in sealed_checkpoints(subject.models).values()] == [f"iter={k:05d}" for k in range(3)]
     (check,) = check_run(subject)
     assert check.state == "ok"
+
+
+# What a readable run lacks
+
+
+def delete(subject: Subject, *numbers: int) -> None:
+    for number in numbers:
+        shutil.rmtree(subject.models / "checkpoints" / f"iter={number:05d}")
+
+
+def complete(subject: Subject) -> None:
+    (subject.models / "checkpoints" / "COMPLETE.json").write_text('{"iterations": 4}')
+
+
+@pytest.mark.parametrize(
+    ("deleted", "ended", "said"),
+    [
+        ([], True, []),
+        ([3], True, ["iterations up to 3 are stored, but the newest checkpoint is 2: later ones were deleted"]),
+        ([2, 3], True, ["iterations up to 3 are stored, but the newest checkpoint is 1: later"]),
+        ([3], False, ["but the newest checkpoint is 2: the run was interrupted, or later ones were deleted"]),
+        ([1], True, ["checkpoint 1 is missing"]),
+        ([0, 2], True, ["checkpoint 0 is missing", "checkpoint 2 is missing"]),
+        ([1, 3], True, ["checkpoint 1 is missing", "iterations up to 3"]),
+        ([0, 1, 2, 3], True, ["iterations up to 3 are stored, but there is no checkpoint"]),
+    ],
+)
+def test_deleted_checkpoints_are_named(make_subject: Any, deleted: list[int], ended: bool, said: list[str]) -> None:
+    subject = make_subject()
+    store(subject, 4)
+    if ended:
+        complete(subject)
+    delete(subject, *deleted)
+    found = find_gaps(subject.models, subject.outputs)
+    assert len(found) == len(said) and all(part in text for part, text in zip(said, found, strict=True)), found
+    lock = RunLock(subject.models)  # while a command works on the run, all of this is normal
+    assert find_gaps(subject.models, subject.outputs) == []
+    lock.close()
+
+
+def test_what_retention_removed_is_no_gap_and_damage_between_others_is(make_subject: Any) -> None:
+    subject = make_subject()
+    store(subject, 4)
+    complete(subject)
+    newest = subject.models / "checkpoints" / "iter=00003"
+    entries = {name: value for name, value in (read_manifest(newest) or {}).items() if name != "files"}
+    write_folder(newest, fill({**entries, "kept": [1, 2, 3]}))
+    delete(subject, 0)
+    assert find_gaps(subject.models, subject.outputs) == []
+    cut(subject.models / "checkpoints" / "iter=00001" / "model.safetensors")
+    (found,) = find_gaps(subject.models, subject.outputs)
+    assert found.startswith("checkpoint 1 is damaged: ") and "iter=00001" in found
+    checks = check_run(make_subject(train_sokoban={"loop": {"iterations": 4}}))
+    assert [check.state for check in checks] == ["ok", "warning"]
+
+
+def test_the_state_of_a_run_in_a_list(make_subject: Any) -> None:
+    subject = make_subject()
+    folders = RunFolders(subject.models, subject.outputs, subject.reports)
+    store(subject, 4)
+
+    def state() -> tuple[int | None, str]:
+        found = read_state(folders)
+        assert found.name == folders.name and found.size > 0
+        return found.iterations, found.state
+
+    assert state() == (4, "interrupted")
+    complete(subject)
+    assert state() == (4, "finished")
+    lock = RunLock(subject.models)
+    assert state() == (4, "running")
+    lock.close()
+    delete(subject, 3)
+    assert state() == (3, "damaged")
+    folders.set_aside()
+    assert state() == (0, "set aside")

@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.studies.plan import StudyRun
 from geo_sokoban_pipeline.studies.run import StudyError, StudyFolder, run_members
 
 PROGRAM = """
-import json, os, sys, time
+import json, os, shutil, sys, time
 from pathlib import Path
 wanted = json.loads(Path(sys.argv[1].removeprefix("--config=")).read_text())["run"]["params"]
 root = Path(os.environ["GEO_SOKOBAN_DATA_ROOT"])
@@ -32,6 +32,13 @@ with (root / "events").open("a") as events:
         time.sleep(0.02)
     print("end", wanted["run_id"], file=events, flush=True)
 print("threads", os.environ["OMP_NUM_THREADS"], "fresh", wanted.get("fresh"))
+models, outputs = (root / layer / "evaluate_sokoban" / wanted["run_id"] for layer in ("06_models", "07_model_output"))
+if wanted.get("fresh"):
+    shutil.rmtree(models, ignore_errors=True)
+    (outputs / "commands.json").unlink(missing_ok=True)
+outputs.mkdir(parents=True, exist_ok=True)
+if not (outputs / "commands.json").exists():
+    (outputs / "commands.json").write_text(json.dumps([{"started": time.time_ns()}]))
 if wanted.get("code"):
     sys.exit("the reason")
 summary = root / "08_reporting" / "evaluate_sokoban" / wanted["run_id"] / "eval_summary.json"
@@ -103,20 +110,21 @@ def test_finished_members_are_left_alone_unless_fresh(tmp_path):
 
 
 def test_an_interrupted_fresh_study_is_finished_by_the_next_command(tmp_path):
-    """Every member is cleared once: what the first command has made anew is kept, what it has not is not taken over."""
+    """Every member is replaced once: what the first command has made anew is kept, the rest is not taken over."""
     names = ("a", "b", "c")
     members = [member(tmp_path, name) for name in names]
     run(tmp_path, members)
     for begun in members:
-        begun.models.mkdir(parents=True)
+        begun.models.mkdir(parents=True, exist_ok=True)
         (begun.models / "old").touch()
     (tmp_path / "events").unlink()
     bad = [members[0], member(tmp_path, "b", code=1), member(tmp_path, "c", after="b")]
     with pytest.raises(StudyError):
         run(tmp_path, bad, workers=1, fresh=True)
     assert [(begun.models / "old").exists() for begun in members] == [False, False, True]
-    (members[0].models / "new").touch()
-    (members[1].models / "half").touch()
+    for begun, name in zip(members, ("new", "half"), strict=False):
+        begun.models.mkdir()
+        (begun.models / name).touch()
     (tmp_path / "events").unlink()
     folder = run(tmp_path, members, workers=1)
     assert [name for what, name in events(tmp_path) if what == "end"] == ["b", "c"]

@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.seeding import content_hash
 # Raise one when the same settings give other rows: tables of earlier code then keep their own ids.
 ROWS_VERSION = {"generate": 1, "file": 2, "hub": 2}
 
-_FILES = ("path", "validation_path", "eval_path")  # names of files, in the section `file`
+SOURCE_FILES = ("path", "validation_path", "eval_path")  # names of files, in the section `file`
 _DIGITS = 8
 
 
@@ -74,7 +74,7 @@ def used_options(options: Mapping[str, Any], config: type[DataOptions]) -> dict[
 def _describe_files(files: Mapping[str, Any]) -> dict[str, Any]:
     """Name, slice and content of each file or folder; its place changes no row."""
     described: dict[str, Any] = {}
-    for field in _FILES:
+    for field in SOURCE_FILES:
         if (given := files.get(field)) is not None:
             path, window = split_slice(given)
             part = "" if window == slice(None) else f"@[{window.start}:{window.stop}]"

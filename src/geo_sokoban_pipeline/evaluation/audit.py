@@ -8,6 +8,7 @@ rendering of the same messages, and the formats of the files. Further checks of 
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +41,9 @@ from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeho
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, unflatten
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest
-from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.tasks import task_of, task_or_plain
+from geo_sokoban_pipeline.trajectories.index import SPLITS, find_edits, read_index, trajectory_files
+from geo_sokoban_pipeline.trajectories.parquet import TornFileError, read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.thinning import Thinning, read_thinning
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, table_to_trajectories
@@ -48,6 +51,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, table_to_t
 if TYPE_CHECKING:
     import pyarrow as pa
 
+logger = logging.getLogger(__name__)
 SHOWN = 3  # findings of a check in the table; the stored audit has all
 # Private-use characters: no template, prompt or response contains them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -120,7 +124,8 @@ class AuditedEntry:
         name: of the catalog entry.
         parts: {`iter=<number>/part-<number>`: callable that reads it}, in order.
         prompts: rows of the split that they belong to; None: they are no longer stored.
-        iterations: number of iterations that must be there; None: unknown.
+        iterations: number of iterations that must be there, and no more; None: unknown.
+        goes_on: whether more than these may be there, which a next command makes again.
         trained: whether they are episodes of training, else of an evaluation.
     """
 
@@ -128,6 +133,7 @@ class AuditedEntry:
     parts: Mapping[str, Callable[..., pa.Table]]
     prompts: Sequence[Mapping[str, Any]] | None
     iterations: int | None = None
+    goes_on: bool = False
     trained: bool = False
 
 
@@ -180,6 +186,8 @@ class _EntryAudit:
         self._ids: set[str] = set()
         self._separator = rules.rollout.effective_rules.turn_separator
         self._iterations = _by_iteration(entry.parts)
+        self.committed = {f"iter={number:05d}" for number in range(entry.iterations or 0)}
+        self.beyond = set() if entry.iterations is None else self._iterations.keys() - self.committed
         every = list(self._iterations)
         self._chosen = every if limit is None else _choose(every, self._sizes(), limit)
         self.parts = sum(len(self._iterations[iteration]) for iteration in self._chosen)
@@ -196,9 +204,13 @@ class _EntryAudit:
             self._check_iteration(self._iterations[iteration], each)
             progress.advance(len(self._iterations[iteration]))
         self.checked["texts"] = self.texts.responses
+        uncommitted = (
+            f"{len(self.beyond)} iterations lie beyond the newest checkpoint: the next command makes them again"
+        )
         left_out = "thinned by loop.retention: what needs tokens, or whole groups, is not checked for them"
         notes = {
             "contract": [f"{self.thinned} episodes are {left_out}"] if self.thinned else [],
+            "parts": [uncommitted] if self.beyond and self.entry.goes_on else [],
             "texts": self.texts.notes(),
             "groups": self.signals.notes() if self.entry.trained else [],
             "replay": [f"not replayed: {why_not_replayed}"] if why_not_replayed else [],
@@ -220,10 +232,11 @@ class _EntryAudit:
     def _check_parts(self) -> None:
         """No iteration is missing, and the parts of each one are numbered without a gap."""
         self.checked["parts"] = len(self._iterations)
-        for number in range(self.entry.iterations or 0):
-            if f"iter={number:05d}" not in self._iterations:
-                self._note("parts", [(None, f"iter={number:05d} is missing")])
+        for name in sorted(self.committed - self._iterations.keys()):
+            self._note("parts", [(None, f"{name} is missing")])
         for iteration, names in self._iterations.items():
+            if iteration in self.beyond and not self.entry.goes_on:
+                self._note("parts", [(None, f"{iteration} lies beyond the newest checkpoint")])
             wanted = [f"{iteration}/part-{number:03d}" for number in range(len(names))]
             if list(names) != wanted:
                 self._note("parts", [(None, f"{iteration} has the parts {', '.join(names)}")])
@@ -333,6 +346,7 @@ def entries_of_run(
     splits: Mapping[str, Sequence[Mapping[str, Any]] | None],
     *,
     iterations: int | None = None,
+    goes_on: bool = False,
 ) -> list[AuditedEntry]:
     """The entries of a training run.
 
@@ -341,10 +355,13 @@ def entries_of_run(
         parts: of its `trajectories`, `eval_trajectories` and `held_out_trajectories`.
         splits: rows of `prompts`, `validation_prompts` and `eval_prompts`; None: no longer stored.
         iterations: of training that are committed.
+        goes_on: whether the training has not reached its goal.
     """
     names = ("trajectories", "eval_trajectories", "held_out_trajectories")
     return [
-        AuditedEntry(f"{run}.{name}", tables, splits[split], None if number else iterations, trained=not number)
+        AuditedEntry(
+            f"{run}.{name}", tables, splits[split], None if number else iterations, goes_on, trained=not number
+        )
         for number, (name, tables, split) in enumerate(zip(names, parts, TABLES.values(), strict=True))
     ]
 
@@ -388,6 +405,39 @@ def audit_stored_files(checkpoints: Mapping[str, Path], folders: Mapping[str, Pa
     return [AuditCheck("digests", "checkpoints", len(checkpoints), tuple(damaged)), *checks]
 
 
+def audit_edits(outputs: Path, *, contract: bool) -> list[AuditCheck]:
+    """Check whether trajectory files were changed after they were written, as far as that is quick.
+
+    Args:
+        outputs: folder of a run's outputs.
+        contract: whether each file is checked against the contract, too.
+    """
+    try:
+        index = read_index(outputs, task_or_plain)
+    except TornFileError:  # the check of the contract names it
+        return []
+    checks: list[AuditCheck] = []
+    for kind in SPLITS:
+        name, files = f"{outputs.parent.name}.{kind}", trajectory_files(outputs / kind)
+        checks.append(AuditCheck("edits", name, len(files), tuple(find_edits(index, outputs, kind))))
+        broken = []
+        for path in files if contract else ():
+            try:
+                validate_trajectories(read_trajectories(path))
+            except Exception as error:  # noqa: BLE001 - every error of reading is a finding
+                broken.append(f"{path.parent.name}/{path.stem}: {error}")
+        if contract:
+            checks.append(AuditCheck("contract", name, len(files), tuple(broken)))
+    return checks
+
+
+def warn_of_findings(checks: Sequence[AuditCheck]) -> None:
+    """Log the first findings of each check."""
+    for check in checks:
+        for finding in check.findings[:SHOWN]:
+            logger.warning("audit: %s of %s: %s", check.check, check.subject, finding)
+
+
 def print_audit(title: str, checks: Sequence[AuditCheck]) -> None:
     """A table of the checks on standard output."""
     rows = [
@@ -413,7 +463,7 @@ def _damage(folder: Path) -> str | None:
         manifest = read_manifest(folder)
     except CorruptFolderError as error:
         return str(error)
-    return "it has no manifest" if manifest is None else None
+    return "it is missing, or has no manifest" if manifest is None else None
 
 
 def judge_audit(audit: Mapping[str, Any]) -> None:

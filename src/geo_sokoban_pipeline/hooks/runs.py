@@ -1,5 +1,8 @@
 """Runs: a command locks the folders it writes, so that no other process writes them at the same time.
 
+All that can be checked without weights is checked first. A run that `fresh=true` replaces is set aside, and deleted
+once the new one has committed (`runs/folders.py`).
+
 A run is a namespace that bears the name of a pipeline (`train_sokoban`), together with a run id. Its folders are
 `{layer}/{run}/{run_id}` as in `conf/base/catalog`. Data sources (`sokoban`) are namespaces too, but no runs: their
 tables lie under the id of their settings and are written once, by any number of processes.
@@ -11,6 +14,7 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +22,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
 from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.launcher_env import check_submit
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.hooks.parameters import (
@@ -32,13 +37,14 @@ from geo_sokoban_pipeline.hooks.parameters import (
     use_data,
 )
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
-from geo_sokoban_pipeline.preflight.stored import TRAINING, check_stored_run, find_damaged_rows
+from geo_sokoban_pipeline.preflight.stored import TRAINING, check_stored_run, find_damaged_rows, find_gaps
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
-from geo_sokoban_pipeline.runs.folders import RunFolders
-from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.runs.folders import ASIDE, RunFolders, RunStore
+from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError, find_holder
 from geo_sokoban_pipeline.runs.own_code import forget_edited
 from geo_sokoban_pipeline.runs.provenance import CommandRecord, describe_maker, typed_command
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
+from geo_sokoban_pipeline.tasks import DEFAULT, TASKS
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -73,7 +79,7 @@ def run_names(pipeline: Pipeline, registered: Iterable[str]) -> list[str]:
 
 
 class RunHooks:
-    """Holds the lock of every run that the command writes, and clears it first where `fresh` is given."""
+    """Holds the lock of every run that the command writes, and sets aside what is stored where `fresh` is given."""
 
     def __init__(self) -> None:
         self._parameters: ProjectParameters | None = None
@@ -94,7 +100,7 @@ class RunHooks:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Lock the runs of the pipeline, empty them if the command says `fresh=true`, and see that they may continue.
+        """Check the command, lock its runs, set aside what `fresh=true` replaces, and see that the others may continue.
 
         The entries of the catalog then are the data of the runs that are worked on.
 
@@ -105,14 +111,6 @@ class RunHooks:
             ParameterError: `fresh` together with a selection of nodes that reads what `fresh` would delete; see also
                 `plan_data` and `check_tables`.
         """
-        # These modules import pyarrow, which most commands do not need.
-        from geo_sokoban_pipeline.preflight.first_checks import (
-            check_megatron,
-            check_plugins,
-            check_starting_policy,
-            look_first,
-        )
-
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
         # An interrupted run of this process (in a notebook, say) may still hold its locks.
         self._release()
@@ -121,31 +119,76 @@ class RunHooks:
         self._folders = [RunFolders.of(self._data_root, run, self._parameters.run_id) for run in runs]
         request = CommandRequest(pipeline, runs, self._given, self._env)
         try:
-            if self._launched and any(run.startswith(TRAINING) for run in runs):
-                check_submit(os.environ)
-            if self._parameters.fresh:
-                _check_selection(run_params)
-            for run in runs:  # before anything is read or cleared
-                check_plugins(run, self._parameters)
-                look_first(run, self._parameters, self._data_root)
+            self._check(run_params, request)
+            _settle_runs(self._data_root, runs, self._parameters)
             self._data = plan_data(request, self._parameters, self._data_root)
             use_data(self._data, catalog, pipeline)
             check_tables(self._data, catalog, request, self._data_root)
+            self._check_policies(request)
             for folders in self._folders:
                 self._locks.append(_lock(folders.models))
+                folders.settle()
                 folders.tidy()
+            if self._parameters.fresh:
+                self._set_aside()
             for run, folders in zip(runs, self._folders, strict=True):
-                if self._parameters.fresh:
-                    log.info("fresh=true: clearing run %s of %s", self._parameters.run_id, run)
-                    folders.clear()
                 check_stored_run(run, folders.models, self._parameters)
                 _check_rows(run, folders)
-                check_starting_policy(run, folders.models, self._parameters)
-                check_megatron(run, folders.models, self._parameters)
             self._note_data(request)
         except _REFUSALS as error:
+            if len(self._locks) == len(self._folders):
+                for folders in self._folders:
+                    folders.settle()
             self._release()
             refuse(error)
+
+    def _check(self, run_params: dict[str, Any], request: CommandRequest) -> None:
+        """What needs no stored run."""
+        # These modules import pyarrow, which most commands do not need.
+        from geo_sokoban_pipeline.preflight.first_checks import check_data_source, check_plugins, look_first
+
+        assert self._parameters is not None
+        if self._launched and any(run.startswith(TRAINING) for run in request.runs):
+            check_submit(os.environ)
+        if self._parameters.fresh:
+            _check_selection(run_params)
+        for task in sorted(TASKS.keys() & {node.namespace for node in request.pipeline.nodes}):
+            check_data_source(task, getattr(self._parameters, task))
+        for run in request.runs:
+            check_plugins(run, self._parameters)
+            look_first(run, self._parameters, self._data_root)
+
+    def _check_policies(self, request: CommandRequest) -> None:
+        """What hangs on stored runs: what they lack, policies to begin with, what pipelines on stored runs read."""
+        from geo_sokoban_pipeline.preflight.first_checks import (
+            check_megatron,
+            check_replaced,
+            check_source,
+            check_starting_policy,
+        )
+
+        assert self._parameters is not None
+        read, store = request.pipeline.inputs(), RunStore(self._data_root)
+        for folders in _read_runs(self._data_root, request.runs, self._parameters):
+            is_replaced = self._parameters.fresh and folders in self._folders
+            for gap in [] if is_replaced else find_gaps(folders.models, folders.outputs):
+                log.warning("%s: %s", folders.name, gap)
+        for run, folders in zip(request.runs, self._folders, strict=True):
+            models = None if self._parameters.fresh else folders.models
+            check_starting_policy(run, models, self._parameters)
+            check_megatron(run, models, self._parameters)
+            check_source(run, read, self._parameters, store)
+            if self._parameters.fresh:
+                check_replaced(run, folders, self._parameters)
+
+    def _set_aside(self) -> None:
+        from geo_sokoban_pipeline.runs.storage import explain_storage_errors
+
+        for folders in self._folders:
+            if not folders.is_empty:
+                log.info("fresh=true: setting %s aside; the new run's first result deletes it", folders.name)
+            with explain_storage_errors(folders.models / ASIDE):
+                folders.set_aside()
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
@@ -154,16 +197,36 @@ class RunHooks:
 
         with explain_storage_errors(self._data_root):
             point_to_newest(self._data, dataset_name, self._data_root)
+        self._delete_replaced(all_of_it=False)
 
     @hook_impl(trylast=True)
     def after_pipeline_run(self) -> None:
-        """Release the runs."""
+        """Release the runs; what they have replaced is deleted, whatever nodes were chosen."""
+        self._delete_replaced(all_of_it=True)
         self._release()
 
     @hook_impl(trylast=True)
     def on_pipeline_error(self) -> None:
         """Release the runs."""
+        for folders in self._folders:
+            if folders.has_replaced:
+                log.warning(
+                    "%s: the run that fresh=true replaces is still set aside. The next command on this run id puts it "
+                    "back, and with fresh=true starts anew.",
+                    folders.name,
+                )
         self._release()
+
+    def _delete_replaced(self, *, all_of_it: bool) -> None:
+        """Delete the runs that are set aside; not all of them: those whose successors have committed."""
+        for folders in self._folders:
+            if folders.has_replaced and (all_of_it or folders.has_committed):
+                try:
+                    folders.delete_replaced()
+                except OSError as error:  # the new run is worth more than the space
+                    log.warning(
+                        "%s: the replaced run is not deleted (%s); the next command does it", folders.name, error
+                    )
 
     def _note_data(self, request: CommandRequest) -> None:
         from geo_sokoban_pipeline.runs.storage import explain_storage_errors
@@ -175,6 +238,34 @@ class RunHooks:
     def _release(self) -> None:
         while self._locks:
             self._locks.pop().close()
+
+
+def _settle_runs(root: Path, runs: Iterable[str], parameters: ProjectParameters) -> None:
+    """Decide about runs that are set aside, of all run ids that the command names; those in use are left alone."""
+    for folders in _read_runs(root, runs, parameters):
+        if not folders.has_replaced or find_holder(folders.models) is not None:
+            continue
+        with closing(_lock(folders.models)):
+            done = folders.settle()
+        if done == "put back":
+            log.warning(
+                "%s: a command with fresh=true ended before its run had stored a first result. The run that it had set "
+                "aside is put back, and what it had begun is deleted.",
+                folders.name,
+            )
+
+
+def _read_runs(root: Path, runs: Iterable[str], parameters: ProjectParameters) -> list[RunFolders]:
+    """The runs that a command writes or reads."""
+    named = {(f"{TRAINING}{DEFAULT}", name) for name in parameters.runs}
+    for run in runs:
+        options = getattr(parameters, run, None)
+        named |= {(run, parameters.run_id), (f"{TRAINING}{run.partition('_')[2]}", parameters.run_id)}
+        source: SourceOptions | None = getattr(options, "source", None)
+        if source is not None:
+            named |= {(source.run, name) for name in (source.run_id, *getattr(options, "runs", ()))}
+    split = {tuple(name.split("/")) if "/" in name else (run, name) for run, name in named}
+    return [RunFolders.of(root, run, run_id) for run, run_id in sorted(split)]
 
 
 def _lock(folder: Path) -> RunLock:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
-from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError, sealed_checkpoints
+from geo_sokoban_pipeline.runs.folders import MLFLOW_NOTE, RunFolders, RunStore, SourceError, sealed_checkpoints
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json, read_manifest
 from geo_sokoban_pipeline.tasks import TASKS
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-MLFLOW_NOTE = "mlflow_run.json"  # in the folder of a run's models
 # Tables of prompts in the catalog, and what a run does with them, in MLflow's words.
 _CONTEXTS = {"prompts": "training", "validation_prompts": "validation", "eval_prompts": "evaluation"}
 # Folders of policies below a run's models, and their tags.

@@ -33,7 +33,6 @@ from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.terminal import write_result
 from geo_sokoban_pipeline.hooks.tracked import (
-    MLFLOW_NOTE,
     PromptTable,
     Tracker,
     describe_prompts,
@@ -49,7 +48,7 @@ from geo_sokoban_pipeline.hooks.tracked import (
 )
 from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_installed, is_wanted
 from geo_sokoban_pipeline.masking import without_login
-from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, sealed_checkpoints
+from geo_sokoban_pipeline.runs.folders import DATA_NOTE, MLFLOW_NOTE, RunFolders, sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker, typed_command
 from geo_sokoban_pipeline.runs.storage import MANIFEST, read_json, write_json

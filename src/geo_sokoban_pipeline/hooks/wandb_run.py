@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.hooks.tracked import PromptTable, points_of
 from geo_sokoban_pipeline.preflight.machine import WANDB_KEY
+from geo_sokoban_pipeline.runs.folders import WANDB_NOTE
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.parameters import TrackingOptions
 
-WANDB_NOTE = "wandb_run.json"  # in the folder of a run's models
 # Axis of the charts by prefix of a metric; the first prefix that fits counts.
 _AXES = {"eval/validation/": "policy_version", "warm_start/": "warm_start/step", "": "iteration"}
 _SERVICE = "WANDB_SERVICE"  # by which child processes would find the service of this one

@@ -9,19 +9,21 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.grpo import SourceOptions, TrainOptions
 from geo_sokoban_pipeline.config.launcher_env import NUM_GPUS
 from geo_sokoban_pipeline.config.policy import PolicyOptions
+from geo_sokoban_pipeline.envs.data_identity import SOURCE_FILES
 from geo_sokoban_pipeline.envs.inspection import Check, guard
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
-from geo_sokoban_pipeline.hub import fetch_config
+from geo_sokoban_pipeline.envs.rows import split_slice
+from geo_sokoban_pipeline.hub import fetch_config, find_no_dataset
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.checks import Subject, is_own
 from geo_sokoban_pipeline.preflight.machine import (
@@ -35,6 +37,7 @@ from geo_sokoban_pipeline.preflight.machine import (
 from geo_sokoban_pipeline.preflight.relations import check_conversations, check_counts, check_relations
 from geo_sokoban_pipeline.preflight.servers import check_launch
 from geo_sokoban_pipeline.preflight.stored import TRAINING
+from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
 from geo_sokoban_pipeline.runs.storage import MANIFEST, read_json
@@ -42,18 +45,18 @@ from geo_sokoban_pipeline.tasks import TASKS, task_of
 from geo_sokoban_pipeline.training.backends.megatron.limits import find_obstacles
 
 
-def check_starting_policy(run: str, models: Path, parameters: ProjectParameters) -> None:
+def check_starting_policy(run: str, models: Path | None, parameters: ProjectParameters) -> None:
     """Check that the policy of a training run is available, unless the run has stored its own copy.
 
     Args:
         run: namespace; only `train_*` is checked.
-        models: folder of the run id in 06_models.
+        models: folder of the run id in 06_models; None: the run begins anew.
 
     Raises:
         FileNotFoundError, ValueError: the folder is missing or holds no supported policy.
         PolicyUnavailableError: the hub has no such policy, or cannot be reached and nothing is cached.
     """
-    if not run.startswith(TRAINING) or (models / "base_policy" / MANIFEST).is_file():
+    if not run.startswith(TRAINING) or _own_copy(models) is not None:
         return
     options: PolicyOptions = getattr(parameters, run).policy
     if options.path is None or options.source == "tiny":
@@ -64,12 +67,103 @@ def check_starting_policy(run: str, models: Path, parameters: ProjectParameters)
     check_policy_files(find_policy_folder(options.path, f"{run}.policy"))
 
 
-def check_megatron(run: str, models: Path, parameters: ProjectParameters) -> None:
+def _own_copy(models: Path | None) -> Path | None:
+    """A run's copy of the policy that it starts from; None: it has none yet."""
+    own = None if models is None else models / "base_policy"
+    return own if own is not None and (own / MANIFEST).is_file() else None
+
+
+def check_source(run: str, read: Collection[str], parameters: ProjectParameters, store: RunStore) -> None:
+    """Check that what a pipeline on a stored run reads is there; `hooks.parameters.plan_data` has found the run itself.
+
+    Args:
+        run: namespace, such as `score_sokoban`.
+        read: datasets that its nodes read.
+
+    Raises:
+        SourceError: the run, or one that it is shown with, has no episodes; or neither a folder nor a policy of the hub
+            has the name in `source.checkpoint`.
+        FileNotFoundError, ValueError: the folder holds no supported policy.
+    """
+    source: SourceOptions | None = getattr(getattr(parameters, run, None), "source", None)
+    if source is None:
+        return
+    if not {f"{run}.source_outputs", f"{run}.source_episodes"}.isdisjoint(read):
+        store.outputs(source)
+        for name in getattr(getattr(parameters, run), "runs", ()):
+            other, _, run_id = name.rpartition("/")
+            outputs = RunFolders.of(store.root, other or source.run, run_id).outputs
+            if not any(outputs.glob("*trajectories/iter=*")):
+                raise SourceError(f"runs: {outputs.parent.name}/{run_id} has no stored episodes in {outputs}.")
+    if f"{run}.source_policy" in read and source.checkpoint != "tiny" and not store.is_own(source):
+        store.find_foreign(source)
+
+
+def check_data_source(task: str, data: Any) -> None:
+    """Check that the files that a task's data are read from are there, or that the hub has the data set.
+
+    Args:
+        data: options of the task's data.
+
+    Raises:
+        ParameterError: they are not; names the parameter, the value and the way out.
+    """
+    if data.source == "hub" and not Path(data.hub.dataset).is_dir():
+        reason = find_no_dataset(data.hub.dataset, data.hub.revision)
+        if reason is not None:
+            raise ParameterError(
+                f"{task}.hub.dataset={data.hub.dataset}: {reason}. Check the name, set HF_TOKEN for a gated one, or "
+                f"give a local folder of its parquet files, or {task}.source=generate, which needs no data."
+            )
+    if data.source == "file":
+        for field in SOURCE_FILES:
+            given = getattr(data.file, field, None)
+            place = split_slice(given)[0] if given else None
+            if place is not None and not place.exists():
+                raise ParameterError(
+                    f"{task}.file.{field}={given}: no file at {place}; relative paths start at the working folder."
+                )
+    folder = getattr(data, "image_folder", None)
+    if data.source != "generate" and folder is not None and not Path(folder).is_dir():
+        raise ParameterError(f"{task}.image_folder={folder}: no such folder; relative paths start at {Path.cwd()}.")
+
+
+def check_replaced(run: str, folders: RunFolders, parameters: ProjectParameters) -> None:
+    """Check that a run that begins anew reads nothing of the run that it replaces.
+
+    Raises:
+        ParameterError: it does.
+    """
+    task = run.removeprefix(TRAINING)
+    options = getattr(parameters, run) if run.startswith(TRAINING) else None
+    if options is None:
+        return
+    named = {f"{run}.policy.path": options.policy.path if options.policy.source == "folder" else None}
+    specs = {
+        "env.factory": options.env.factory,
+        "reward.function": options.reward.function,
+        "rollout.function": options.rollout.function,
+        "warm_start.teacher.factory": options.warm_start.teacher.factory,
+    }
+    named |= {f"{run}.{name}": spec.partition(":")[0] for name, spec in specs.items() if ".py" in spec}
+    data = getattr(parameters, task)
+    if data.source == "file":
+        named |= {f"{task}.file.{field}": getattr(data.file, field, None) for field in SOURCE_FILES}
+    for name, given in named.items():
+        place = split_slice(given)[0].expanduser().resolve() if given else None
+        if place is not None and any(place.is_relative_to(folder.resolve()) for folder in folders.layers):
+            raise ParameterError(
+                f"{name}={given}: fresh=true replaces {folders.name}, in which this lies. Give the new run a run_id of "
+                "its own, or copy what it needs elsewhere."
+            )
+
+
+def check_megatron(run: str, models: Path | None, parameters: ProjectParameters) -> None:
     """Check that Megatron-Core can train the policy of a training run in its layout, where it is the backend.
 
     Args:
         run: namespace; only `train_*` is checked.
-        models: folder of the run id in 06_models.
+        models: folder of the run id in 06_models; None: the run begins anew.
 
     Raises:
         ParameterError: it cannot.
@@ -77,16 +171,16 @@ def check_megatron(run: str, models: Path, parameters: ProjectParameters) -> Non
     options: TrainOptions | None = getattr(parameters, run) if run.startswith(TRAINING) else None
     if options is None or options.megatron_layout is None:
         return
-    text = _text_config(options.policy, models)
+    text = _text_config(options.policy, _own_copy(models))
     obstacles = find_obstacles(text, options.megatron_layout, options.processes)
     if obstacles:
         raise ParameterError("\n".join(f"{run}.{obstacle}." for obstacle in obstacles))
 
 
-def _text_config(options: PolicyOptions, models: Path) -> Mapping[str, Any]:
+def _text_config(options: PolicyOptions, own: Path | None) -> Mapping[str, Any]:
     """`text_config` of the policy that a training run starts from, as far as it is known without building one."""
-    own, tiny = models / "base_policy", options.tiny
-    if (own / MANIFEST).is_file():
+    tiny = options.tiny
+    if own is not None:
         place = own / "config.json"
     elif options.path is None or options.source == "tiny":
         return {
@@ -220,7 +314,7 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
         ParameterError: names the full parameter path, the value, and the nearest known name.
     """
     kind, _, task = run.partition("_")
-    if kind not in _CHECKS or task not in TASKS:
+    if kind not in (*_CHECKS, "regrade") or task not in TASKS:
         return
     run = f"{TRAINING}{task}"  # the other kinds use its options
     options: TrainOptions = getattr(parameters, run)
@@ -231,9 +325,10 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
         return
     factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
     _try_reward(run, options)
-    if options.warm_start.steps:  # without steps, no expert is needed
-        _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
-    _find_module(f"{run}.rollout.function", options.rollout.function)
+    if kind != "regrade":  # it replays
+        if options.warm_start.steps:  # without steps, no expert is needed
+            _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
+        _find_rollout(f"{run}.rollout.function", options.rollout.function)
     for one in TASKS.values():
         for own_factory, sample in one.trial_environments():
             if factory is own_factory:
@@ -261,11 +356,10 @@ def _find(path: str, spec: str, default_name: str) -> Any:
         raise ParameterError(f"{path}={spec}: it cannot be loaded. {explain(error)}") from error
 
 
-def _find_module(path: str, spec: str) -> None:
-    file = spec.partition(":")[0]
-    if file.endswith(".py"):
-        if not Path(file).expanduser().is_file():
-            raise ParameterError(f"{path}={spec}: there is no file {file}; relative paths start at {Path.cwd()}.")
+def _find_rollout(path: str, spec: str) -> None:
+    """A user's file is loaded; of a module it is only seen that it exists, since the project's own imports torch."""
+    if spec.partition(":")[0].endswith(".py"):
+        _find(path, spec, "rollout")
         return
     module = spec.rpartition(".")[0]
     try:

@@ -45,7 +45,6 @@ from geo_sokoban_pipeline.preflight.resources import (
     check_paths,
     check_space,
     check_writable,
-    held_bytes,
     plan_disk,
 )
 from geo_sokoban_pipeline.preflight.servers import (
@@ -56,7 +55,7 @@ from geo_sokoban_pipeline.preflight.servers import (
     needed_servers,
 )
 from geo_sokoban_pipeline.preflight.stored import check_run, find_damaged_files, read_stored
-from geo_sokoban_pipeline.runs.storage import free_bytes, nearest_folder
+from geo_sokoban_pipeline.runs.storage import held_bytes, nearest_folder
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backends.megatron.limits import find_obstacles
 
@@ -206,8 +205,8 @@ def _check_disk(subject: Subject, findings: Findings) -> list[Check]:
         stored=read_stored(subject),
         linked=model.folder is not None and model.folder.stat().st_dev == nearest_folder(root).stat().st_dev,
     )
-    cleared = held_bytes(folders) if subject.parameters.fresh else 0
-    return [*found, check_space(plan, root, free_bytes(root) + cleared)]
+    replaced = held_bytes(folders) if subject.parameters.fresh else 0
+    return [*found, check_space(plan, root, replaced=replaced)]
 
 
 def _check_memory(subject: Subject, findings: Findings) -> list[Check]:

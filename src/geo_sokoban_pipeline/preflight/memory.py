@@ -14,6 +14,7 @@ from pathlib import Path
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.inspection import Check, State
+from geo_sokoban_pipeline.formats import size
 from geo_sokoban_pipeline.preflight.activations import (
     compute_bytes,
     language_bytes,
@@ -24,7 +25,6 @@ from geo_sokoban_pipeline.preflight.activations import (
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
-from geo_sokoban_pipeline.preflight.resources import size
 
 _MEMORY = "memory"
 # Interpreter, libraries and filled caches of a process: measured at the default size.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.envs.inspection import Check
+from geo_sokoban_pipeline.formats import size
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.preflight.model import ModelShape
@@ -45,12 +46,14 @@ class DiskPlan:
     Attributes:
         measured: part of `trajectories` whose size follows from stored iterations. The rest is computed without
             compression and without sharing of images, so it is several times too large if boards repeat.
+        first: part of `checkpoints` and `policies` that is written until the first checkpoint is stored.
     """
 
     checkpoints: int
     policies: int
     trajectories: int
     measured: int = 0
+    first: int = 0
 
     @property
     def total(self) -> int:
@@ -101,11 +104,13 @@ def plan_disk(
     learnt = (
         0 if stored.policy or not options.warm_start.steps else _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
     )
+    checkpoints = _checkpoints(options, left, stored) * one
     return DiskPlan(
-        checkpoints=_checkpoints(options, left, stored) * one,
+        checkpoints=checkpoints,
         policies=base + learnt,  # the final one shares the files of its checkpoint
         trajectories=iterations + (validations + evaluations) * per_episode,
         measured=0 if stored.iteration_bytes is None else iterations,
+        first=base + learnt + min(one, checkpoints),
     )
 
 
@@ -142,33 +147,24 @@ def token_bytes(options: TrainOptions, shape: EpisodeShape) -> int:
     return tokens * _TOKEN_BYTES
 
 
-def check_space(plan: DiskPlan, root: Path, free: int | None = None) -> Check:
+def check_space(plan: DiskPlan, root: Path, free: int | None = None, replaced: int = 0) -> Check:
     """Whether a plan fits on the disk of the data root.
 
     Args:
-        free: bytes that will be free; None: from the file system.
+        free: free bytes; None: from the file system.
+        replaced: bytes of a run that is deleted once this one has its first checkpoint; until then both are there.
     """
     there = free_bytes(root) if free is None else free
     parts = f"checkpoints {size(plan.checkpoints)}, policies {size(plan.policies)}, trajectories "
     text = f"{size(plan.total)} needed at most ({parts}{size(plan.trajectories)}), {size(there)} free at {root}"
     way_out = "free space, move data_root, lower loop.keep_last or loop.iterations, or set loop.retention"
-    if plan.certain > there:
+    if replaced:
+        text += f", {size(replaced)} more after the first checkpoint, when the replaced run is deleted"
+    if plan.certain > there + replaced or plan.first > there:
         return Check(_DISK, "space", "failure", text, way_out)
-    if plan.total > there:
+    if plan.total > there + replaced:
         return Check(_DISK, "space", "warning", f"{text}; an upper bound", way_out)
     return Check(_DISK, "space", "ok", text)
-
-
-def held_bytes(folders: list[Path]) -> int:
-    """Bytes that deleting folders frees: a file with further hard links elsewhere frees none."""
-    links: dict[tuple[int, int], int] = {}
-    found = 0
-    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
-        status = path.stat()
-        key = status.st_dev, status.st_ino
-        links[key] = links.get(key, 0) + 1
-        found += status.st_size if links[key] == status.st_nlink else 0
-    return found
 
 
 def check_writable(folders: list[Path]) -> list[Check]:
@@ -200,15 +196,6 @@ def check_paths(outputs: Path) -> Check:
     if length >= path_limit or name > name_limit:
         return Check(_DISK, "paths", "failure", text, "move data_root nearer to the root, or shorten run_id")
     return Check(_DISK, "paths", "ok", text)
-
-
-def size(count: float) -> str:
-    """Bytes as text with a unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 # The estimate of a run: seconds by part, from one timed iteration and the remaining work.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.data_identity import identify_data
@@ -21,9 +23,17 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     policy_parameters,
     warm_start_parameters,
 )
-from geo_sokoban_pipeline.runs.folders import iteration_of, sealed_checkpoints
+from geo_sokoban_pipeline.runs.folders import RunFolders, iteration_of, sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import find_holder
-from geo_sokoban_pipeline.runs.storage import COMPLETE_FILE, MANIFEST, CorruptFolderError, read_json, read_manifest
+from geo_sokoban_pipeline.runs.provenance import read_commands
+from geo_sokoban_pipeline.runs.storage import (
+    COMPLETE_FILE,
+    MANIFEST,
+    CorruptFolderError,
+    held_bytes,
+    read_json,
+    read_manifest,
+)
 
 TRAINING = "train_"  # only runs of this kind are continued
 _INPUTS = "input."  # names of a fingerprint that depend on the data
@@ -146,6 +156,45 @@ def find_damaged_rows(models: Path, outputs: Path) -> list[str]:
     return [*_damaged_metrics(outputs, last), *_damaged_trajectories(outputs, last)]
 
 
+def find_gaps(models: Path, outputs: Path) -> list[str]:
+    """What a run lacks that it had, though it is readable: one text each; nothing of a run that goes on.
+
+    Checkpoints that retention has removed (`loop.keep_last`, `keep_best`, `save_interval`) are no gap.
+
+    Args:
+        models: folder of the run id in 06_models.
+        outputs: folder of the run id in 07_model_output.
+    """
+    if not models.is_dir() or not models.parent.name.startswith(TRAINING) or find_holder(models) is not None:
+        return []
+    newest = stored_iterations(models) - 1
+    later = {
+        number
+        for path in [*(outputs / "metrics").glob("iter=*.json"), *(outputs / "trajectories").glob("iter=*")]
+        if (number := iteration_of(path.name)) is not None and number > newest
+    }
+    found = [f"checkpoint {number} is missing: it was deleted" for number in missing_checkpoints(models)]
+    for number, folder in list(sealed_checkpoints(models).items())[:-1]:
+        found += [f"checkpoint {number} is damaged: {text}" for text in find_damaged_files(folder)]
+    if later:
+        last = "there is no checkpoint" if newest < 0 else f"the newest checkpoint is {newest}"
+        cause = "later ones were deleted" if (models / "checkpoints" / COMPLETE_FILE).is_file() else (
+            "the run was interrupted, or later ones were deleted"
+        )  # fmt: skip
+        found.append(f"episodes or metrics of iterations up to {max(later)} are stored, but {last}: {cause}")
+    return found
+
+
+def missing_checkpoints(models: Path) -> list[int]:
+    """Iterations whose checkpoints were kept when the newest one was written, and are gone."""
+    sealed = sealed_checkpoints(models)
+    try:
+        newest = read_manifest(sealed[max(sealed)], verify=False) if sealed else None
+    except CorruptFolderError:  # `find_damage` names it
+        return []
+    return sorted(set((newest or {}).get("kept", ())) - set(sealed))
+
+
 def find_damaged_files(folder: Path) -> list[str]:
     """Damaged files of a sealed folder, as in `find_damage`; compares sizes only."""
     try:
@@ -196,6 +245,54 @@ def _is_whole(path: Path) -> bool:
         return first == file.read() == _MARK
 
 
+# The state of any run, for a list of all.
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A stored run in a list of runs.
+
+    Attributes:
+        name: namespace and run id.
+        iterations: stored ones; None: it has none by its kind.
+        size: bytes that deleting it frees.
+        state: `running`, `set aside` (a run that `fresh=true` replaces waits for the new one's first result),
+            `damaged`, `finished` or `interrupted`.
+        note: who is at work, or what is damaged.
+    """
+
+    name: str
+    iterations: int | None
+    size: int
+    state: Literal["running", "set aside", "damaged", "finished", "interrupted"]
+    note: str = ""
+
+
+def read_state(folders: RunFolders) -> RunState:
+    """The state of a run; sizes of files are compared, their contents are not read."""
+    run = folders.models.parent.name
+    iterations: int | None = None
+    if run.startswith((TRAINING, "update_")):
+        iterations = stored_iterations(folders.models)
+    elif (folders.outputs / "trajectories").is_dir():
+        iterations = sum(1 for _ in (folders.outputs / "trajectories").glob("iter=*"))
+    make = partial(RunState, folders.name, iterations, held_bytes(folders.layers))
+    holder = find_holder(folders.models)
+    if holder is not None:
+        return make("running", holder)
+    if folders.has_replaced:
+        return make("set aside")
+    damage, gaps = (find(folders.models, folders.outputs) for find in (find_damage, find_gaps))
+    commands = read_commands(folders.outputs)
+    if run.startswith(TRAINING):
+        ended = (folders.models / "checkpoints" / COMPLETE_FILE).is_file()
+    else:
+        ended = not commands or commands[-1]["outcome"] == "finished"
+    if damage or missing_checkpoints(folders.models) or (ended and gaps):
+        return make("damaged", [*damage, *gaps][0])
+    return make("finished" if ended else "interrupted", *gaps[:1])
+
+
 # The finding about the run id, and the sizes of its stored files.
 
 
@@ -209,7 +306,9 @@ def check_run(subject: Subject) -> list[Check]:
         return [Check(_GROUP, "lock", "failure", holder)]
     name = f"{subject.run}/{subject.parameters.run_id}"
     if subject.parameters.fresh:
-        return [Check(_GROUP, name, "ok", "is cleared first (fresh=true)")]
+        return [
+            Check(_GROUP, name, "ok", "is replaced (fresh=true), and deleted once the new run has its first checkpoint")
+        ]
     if not any((subject.models / stage).is_dir() for stage in ("base_policy", "policy", "checkpoints")):
         return [Check(_GROUP, name, "ok", "nothing is stored yet")]
     try:
@@ -219,12 +318,13 @@ def check_run(subject: Subject) -> list[Check]:
     damage = find_damage(subject.models, subject.outputs)
     if damage:
         return [Check(_GROUP, name, "failure", text) for text in damage]
-    return [Check(_GROUP, name, "ok", _progress(subject))]
+    gaps = [Check(_GROUP, name, "warning", text) for text in find_gaps(subject.models, subject.outputs)]
+    return [Check(_GROUP, name, "ok", _progress(subject)), *gaps]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Stored parts of a run, which it does not write again; empty if `fresh` clears them first.
+    """Stored parts of a run, which it does not write again; empty if `fresh` replaces them.
 
     Attributes:
         iterations: number of committed iterations.

@@ -10,26 +10,43 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
-from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
+from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_config, fetch_policy
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, find_holder
-from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy
-from geo_sokoban_pipeline.runs.provenance import read_commands
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, check_model_type, check_policy_files, open_policy
+from geo_sokoban_pipeline.runs.provenance import COMMANDS_FILE, read_commands
 from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
     MANIFEST,
     describe_files,
+    flush_to_disk,
     read_json,
     read_manifest,
     remove_temporaries,
+    write_json,
 )
 
 MODELS, OUTPUTS, REPORTS = "06_models", "07_model_output", "08_reporting"  # layers that hold runs, as in the catalog
 DATA_NOTE = "data.json"  # of a run, and of a task's data: what the tables follow from
+MLFLOW_NOTE, WANDB_NOTE = "mlflow_run.json", "wandb_run.json"  # in the folder of a run's models
+
+
+ASIDE = ".replaced"  # in each folder of a run: what `fresh=true` replaces, until the new run has committed something
+JOURNAL = "replaced.json"  # beside the lock: how far that is
+NOTES = (DATA_NOTE, MLFLOW_NOTE, WANDB_NOTE, COMMANDS_FILE, "budget.json")  # written before any result
+_CHECKPOINTED = ("train_", "update_")  # runs that commit by checkpoints
 
 
 @dataclass(frozen=True)
 class RunFolders:
     """The three folders of one run id of one run.
+
+    A run that `fresh=true` replaces is moved into the folder `ASIDE` of each of them. It is deleted once the new run
+    has committed: its first checkpoint, for runs without checkpoints the first output, or its end. Else the next
+    command puts it back. The journal tells what lies where, so that a process may be killed between any two steps:
+
+    - `moving`: all of it is the old run's, in `ASIDE` or already or still beside it;
+    - `aside`: the old run lies in `ASIDE`, and what lies beside is the new one;
+    - no journal: what lies in `ASIDE` is being deleted.
 
     Attributes:
         models: policies, checkpoints, lock.
@@ -46,26 +63,157 @@ class RunFolders:
         """Folders of `run_id` of the namespace `run`."""
         return cls(*(data_root / layer / run / run_id for layer in (MODELS, OUTPUTS, REPORTS)))
 
+    @property
+    def name(self) -> str:
+        """Namespace and run id, such as `train_sokoban/default`."""
+        return f"{self.models.parent.name}/{self.models.name}"
+
+    @property
+    def layers(self) -> tuple[Path, Path, Path]:
+        """All three folders."""
+        return self.models, self.outputs, self.reports
+
+    @property
+    def has_replaced(self) -> bool:
+        """Whether a run is set aside here."""
+        return self._journal.is_file()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is stored, but for a lock."""
+        return not any(self._entries())
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether the run that lies here, and not the one set aside, has stored a first checkpoint or output."""
+        if self.models.parent.name.startswith(_CHECKPOINTED):
+            return bool(sealed_checkpoints(self.models))
+        entries = (entry for entry in self._entries() if entry.name not in NOTES and entry.suffix != ".tmp")
+        files = (path.relative_to(entry) for entry in entries for path in (entry, *entry.rglob("*")) if path.is_file())
+        return any(not any(part.endswith(".tmp") for part in file.parts) for file in files)
+
     def tidy(self) -> None:
         """Delete half-written files of killed commands; the caller holds the run's lock."""
-        for folder in (self.models, self.outputs, self.reports):
+        for folder in self.layers:
             remove_temporaries(folder)
+        if not self.has_replaced:
+            self._delete_aside()
 
     def clear(self) -> None:
-        """Delete everything but the lock.
+        """Delete everything but the lock and a run that is set aside.
 
         Stored state goes first, and each entry by a rename: a clearing that is interrupted leaves a run that starts
         anew, never one that continues from half of its files.
         """
-        for folder in (self.models, self.outputs, self.reports):
-            entries = [entry for entry in folder.iterdir() if entry.name != LOCK_FILE] if folder.is_dir() else []
+        for entry in self._entries():
+            _delete(entry)
+
+    def set_aside(self) -> None:
+        """Move everything but the lock into `ASIDE`, where nothing is set aside yet; the caller holds the run's lock.
+
+        Raises:
+            OSError: an entry cannot be moved; all of them are then back in their places.
+        """
+        self.settle()
+        self.tidy()
+        if self.is_empty:
+            return
+        self._note("moving")
+        try:
+            for folder in self.layers:
+                self._move(folder, folder / ASIDE)
+        except OSError:
+            self.settle()
+            raise
+        self._note("aside")
+
+    def settle(self) -> Literal["put back", "deleted"] | None:
+        """Decide about a run that is set aside, as the class says; the caller holds the run's lock.
+
+        Returns:
+            What has been done with it; None: no run is set aside.
+        """
+        if not self.has_replaced:
+            return None
+        if read_json(self._journal)["state"] == "aside":
+            if self.has_committed:
+                self.delete_replaced()
+                return "deleted"
+            self.clear()
+            self._note("moving")
+        for folder in self.layers:
+            self._move(folder / ASIDE, folder)
+        self.delete_replaced()
+        for folder in (self.outputs, self.reports):  # which the new run alone had
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+        return "put back"
+
+    def delete_replaced(self) -> None:
+        """Delete the run that is set aside; the caller holds the run's lock."""
+        self._journal.unlink(missing_ok=True)
+        flush_to_disk(self.models)
+        self._delete_aside()
+
+    def remove(self) -> None:
+        """Delete all of it, a run that is set aside too; the caller holds the run's lock, whose file goes as well."""
+        self.delete_replaced()
+        self.clear()
+        for folder in self.layers:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def _journal(self) -> Path:
+        return self.models / JOURNAL
+
+    def _note(self, state: str) -> None:
+        write_json(self._journal, {"state": state})
+
+    def _entries(self) -> list[Path]:
+        return [entry for folder in self.layers if folder.is_dir() for entry in _entries(folder)]
+
+    def _delete_aside(self) -> None:
+        for folder in self.layers:
+            if (folder / ASIDE).is_dir():
+                _delete(folder / ASIDE)
+
+    @staticmethod
+    def _move(source: Path, target: Path) -> None:
+        """Move the entries of a folder; they are on disk in their new places when it returns."""
+        entries = _entries(source) if source.is_dir() else []
+        if entries:
+            target.mkdir(exist_ok=True)
             for entry in entries:
-                doomed = entry.with_name(f".{entry.name}.{uuid.uuid4().hex[:8]}.tmp")
-                entry.rename(doomed)
-                if doomed.is_dir():
-                    shutil.rmtree(doomed)
-                else:
-                    doomed.unlink()
+                entry.rename(target / entry.name)
+            flush_to_disk(source)
+            flush_to_disk(target)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Entries of a folder of a run that belong to the run itself."""
+    return sorted(entry for entry in folder.iterdir() if entry.name not in (LOCK_FILE, JOURNAL, ASIDE))
+
+
+def _delete(entry: Path) -> None:
+    """Delete a file or folder, whose name goes first."""
+    doomed = entry.with_name(f".{entry.name}.{uuid.uuid4().hex[:8]}.tmp")
+    entry.rename(doomed)
+    if doomed.is_dir():
+        shutil.rmtree(doomed)
+    else:
+        doomed.unlink()
+
+
+def find_all_runs(root: Path) -> list[RunFolders]:
+    """All stored runs below a data root, by namespace and run id; those of which nothing is stored are left out."""
+    found = {
+        (path.parent.name, path.name)
+        for layer in (MODELS, OUTPUTS, REPORTS)
+        for path in (root / layer).glob("*/*")
+        if path.is_dir() and path.parent.name != "studies"  # which have files of their own
+    }
+    runs = [RunFolders.of(root, run, run_id) for run, run_id in sorted(found)]
+    return [run for run in runs if run.has_replaced or not run.is_empty]
 
 
 START = -1  # in place of an iteration: the policy that GRPO started from
@@ -162,8 +310,23 @@ class RunStore:
             folder = self.describe(source).folder
             assert folder is not None  # what is a run's own has one
             return open_policy(folder)
+        self.find_foreign(source)
+        return _foreign_policy(str(source.checkpoint))
+
+    def find_foreign(self, source: SourceOptions) -> None:
+        """See that a folder, or a policy of the hub, has the name in `checkpoint`; no weights are read or fetched.
+
+        Raises:
+            SourceError: there is none.
+            FileNotFoundError, ValueError: the folder holds no supported policy.
+        """
+        name = str(source.checkpoint)
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            check_policy_files(folder)
+            return
         try:
-            return _foreign_policy(str(source.checkpoint))
+            check_model_type(name, fetch_config(name, None))
         except PolicyUnavailableError as error:
             raise SourceError(
                 f"{self._describe(source)}: no folder, and not to be had from the hub ({error.__cause__}). Give "

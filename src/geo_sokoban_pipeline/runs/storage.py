@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,8 @@ _HERE = -100  # AT_FDCWD of the system: relative paths begin at the working fold
 _EXCHANGE = 2  # RENAME_EXCHANGE of the system
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _TOO_LARGE = {errno.EFBIG}
-_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_RIGHTS = {errno.EACCES, errno.EPERM}
+_CLOSED = {*_RIGHTS, errno.EROFS}
 
 Files = dict[str, dict[str, Any]]  # of a manifest: {relative name: {"bytes", "blake2b"}}
 
@@ -51,10 +52,10 @@ def write_atomic(path: Path, write: Callable[[Path], object], *, flush: bool = T
     try:
         write(temporary)
         if flush:
-            _flush(temporary)
+            flush_to_disk(temporary)
         temporary.replace(path)
         if flush:
-            _flush(path.parent)
+            flush_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -79,13 +80,13 @@ def write_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path],
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         write(temporary)
-        _flush(temporary)
+        flush_to_disk(temporary)
         if not _put_first(temporary, path):
             same = holds(temporary)
             if same is not None:
                 return same
             temporary.replace(path)
-        _flush(path.parent)
+        flush_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
     return True
@@ -220,16 +221,16 @@ def write_folder(folder: Path, write: Callable[[Path], dict[str, Any] | Filled])
         filled = written if isinstance(written, Filled) else Filled(written, {})
         manifest = {**filled.entries, "files": describe_files(temporary, filled.files)}
         for path in temporary.rglob("*"):
-            _flush(path)
+            flush_to_disk(path)
         write_json(temporary / MANIFEST, manifest)
         _put_in_place(temporary, folder)
-        _flush(folder.parent)
+        flush_to_disk(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return manifest
 
 
-def _flush(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
     """Have a file's content, or the names in a folder, on disk before anything else happens."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -358,6 +359,18 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(nearest_folder(path)).free
 
 
+def held_bytes(folders: Iterable[Path]) -> int:
+    """Bytes that deleting folders frees: a file with further hard links elsewhere frees none."""
+    links: dict[tuple[int, int], int] = {}
+    found = 0
+    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+        status = path.stat()
+        key = status.st_dev, status.st_ino
+        links[key] = links.get(key, 0) + 1
+        found += status.st_size if links[key] == status.st_nlink else 0
+    return found
+
+
 class StorageError(OSError):
     """The disk is full or the folder read-only; the message names the path and the bytes needed."""
 
@@ -366,8 +379,10 @@ class StorageError(OSError):
 def explain_storage_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
     """Context in which "no space" and "read-only" become a `StorageError`.
 
+    Errors about other places pass: a process may lack rights to memory, sockets or other processes, too.
+
     Args:
-        path: what is being written.
+        path: what is being written; temporary files lie beside it.
         needed: returns an estimate of its bytes, called only after an error; None: unknown.
     """
     try:
@@ -375,29 +390,38 @@ def explain_storage_errors(path: Path, needed: Callable[[], int | None] = lambda
     except StorageError:
         raise
     except BaseException as error:
-        number = _storage_errno(error)
+        number = _storage_errno(error, path.parent.absolute())
         if number is None:
             raise
-        raise StorageError(number, _explain(path, number, needed(), error)) from error
+        raise StorageError(number, _explain(path, number, needed)) from error
 
 
-def _storage_errno(error: BaseException) -> int | None:
-    number = getattr(error, "errno", None)
+def _storage_errno(error: BaseException, folder: Path) -> int | None:
+    number, text = getattr(error, "errno", None), str(error)
+    named = [Path(os.fsdecode(name)).absolute() for name in _file_names(error)]
+    # A folder above it is one that was to be made.
+    inside = [place.is_relative_to(folder) or folder.is_relative_to(place) for place in named]
     if number in _FULL | _CLOSED | _TOO_LARGE:
-        return int(number)
+        # Writing to an open file names none; rights are checked when it is opened, by a name in the error or its text.
+        is_here = any(inside) if inside else number not in _RIGHTS or str(folder) in text
+        return int(number) if is_here else None
     # Libraries that write for us have error types without a number; safetensors prints Rust's name of the error.
-    text = str(error)
     if "No space left on device" in text or "StorageFull" in text:
         return errno.ENOSPC
     return errno.EROFS if "Read-only file system" in text else None
 
 
-def _explain(path: Path, number: int, needed: int | None, error: BaseException) -> str:
-    amount = "an unknown number of bytes" if needed is None else f"about {needed:,} bytes"
+def _file_names(error: BaseException) -> list[str | bytes]:
+    found = (getattr(error, name, None) for name in ("filename", "filename2"))
+    return [name for name in found if isinstance(name, str | bytes)]
+
+
+def _explain(path: Path, number: int, needed: Callable[[], int | None]) -> str:
     after = "what was committed before stays readable, and the same command continues from it"
+    if number in _CLOSED:
+        return f"{path}: no right to write ({os.strerror(number)}). Allow writing or move data_root; {after}"
+    wanted = needed()
+    amount = "" if wanted is None else f", about {wanted:,} bytes needed"
     if number in _FULL:
-        free = f"{free_bytes(path):,} free"
-        return f"{path}: disk full, {amount} needed, {free} ({error}). Free space or move data_root; {after}"
-    if number in _TOO_LARGE:
-        return f"{path}: no file may be so large here, {amount} needed ({error}). Raise the limit (ulimit -f); {after}"
-    return f"{path}: no right to write, {amount} needed ({error}). Allow writing or move data_root; {after}"
+        return f"{path}: disk full{amount}, {free_bytes(path):,} free. Free space or move data_root; {after}"
+    return f"{path}: no file may be so large here{amount}. Raise the limit (ulimit -f); {after}"

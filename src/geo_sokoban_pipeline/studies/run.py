@@ -23,9 +23,9 @@ from typing import IO, Any
 from geo_sokoban_pipeline.console import Progress, track
 from geo_sokoban_pipeline.processes import count_cores, tethered
 from geo_sokoban_pipeline.runs.folders import REPORTS
-from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, find_holder
-from geo_sokoban_pipeline.runs.provenance import describe_maker
-from geo_sokoban_pipeline.runs.storage import read_json, write_json
+from geo_sokoban_pipeline.runs.lock import find_holder
+from geo_sokoban_pipeline.runs.provenance import describe_maker, read_commands
+from geo_sokoban_pipeline.runs.storage import find_json, read_json, write_json
 from geo_sokoban_pipeline.studies.plan import Command, StudyRun
 
 _POLL_SECONDS = 0.1
@@ -76,16 +76,26 @@ class StudyFolder:
             self.record(member).unlink(missing_ok=True)
 
     def is_outdated(self, member: StudyRun) -> bool:
-        """Whether what is stored of a member is older than the generation that it belongs to."""
+        """Whether what is stored of a member is older than the generation that it belongs to.
+
+        A run of it has begun once another command than the noted one is the first that has worked on the member; while
+        the older run is only set aside it may come back.
+        """
         generation = self._read_generation()
         if member.run_id not in generation.get("members", []):
             return False
-        path = self._begun(member)
-        return not path.is_file() or read_json(path) != generation["token"]
+        noted = find_json(self._replaced(member)) or {}
+        return (
+            noted.get("token") != generation["token"]
+            or noted["first"] == _first_command(member)
+            or member.folders.has_replaced
+        )
 
-    def note_begun(self, member: StudyRun) -> None:
-        """Note that from now on what is stored of a member belongs to the open generation."""
-        write_json(self._begun(member), self._read_generation().get("token"))
+    def note_replaced(self, member: StudyRun) -> None:
+        """Note which run of a member the open generation replaces."""
+        token = self._read_generation().get("token")
+        if (find_json(self._replaced(member)) or {}).get("token") != token:
+            write_json(self._replaced(member), {"token": token, "first": _first_command(member)})
 
     def is_finished(self, member: StudyRun) -> bool:
         """Whether the member has ended well in this generation with the parameters it has now, and its files exist."""
@@ -115,13 +125,18 @@ class StudyFolder:
     def _generation(self) -> Path:
         return self.path / "generation.json"
 
-    def _begun(self, member: StudyRun) -> Path:
-        return self.path / "begun" / f"{member.run_id}.json"
+    def _replaced(self, member: StudyRun) -> Path:
+        return self.path / "replaced" / f"{member.run_id}.json"
 
     def _read_generation(self) -> dict[str, Any]:
         """`token` and `members` of the last command that said `fresh=true`, `{}` before the first one."""
         stored: dict[str, Any] = read_json(self._generation) if self._generation.is_file() else {}
         return stored
+
+
+def _first_command(member: StudyRun) -> dict[str, Any] | None:
+    """The command that began a member's run; None: none has."""
+    return next(iter(read_commands(member.folders.outputs)), None)
 
 
 # Processes: the members of a study side by side, each an ordinary command with its share of the cores.
@@ -196,15 +211,14 @@ def _is_free(member: StudyRun, told: set[str]) -> bool:
 
 def _start(member: StudyRun, command: Command, folder: StudyFolder) -> _Child:
     config, log = folder.config(member), folder.log(member)
+    params = dict(member.params)
     if folder.is_outdated(member):
-        lock = RunLock(member.models)
-        member.folders.clear()
-        folder.note_begun(member)
-        lock.close()
-    write_json(config, {"run": {"pipelines": ",".join(member.pipelines), "params": member.params}})
+        folder.note_replaced(member)
+        params["fresh"] = True  # it replaces the older run once it has something itself
+    write_json(config, {"run": {"pipelines": ",".join(member.pipelines), "params": params}})
     log.parent.mkdir(parents=True, exist_ok=True)
     handle = log.open("ab")
-    whole = not any(entry.name != LOCK_FILE for entry in _entries(member.models))
+    whole = "fresh" in params or member.folders.is_empty
     logger.info("%s: %s", member.run_id, "started" if whole else "goes on")
     process = subprocess.Popen(
         tethered(command.words(config)),
@@ -238,10 +252,6 @@ def _describe_failure(member: StudyRun, code: int, log: Path) -> str:
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
     return "\n".join([f"{member.run_id} {how}; its log is {log}. The last lines:", *(f"  {line}" for line in lines)])
-
-
-def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 @contextmanager

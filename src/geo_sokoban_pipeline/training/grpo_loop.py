@@ -262,6 +262,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                         "policy_version": iteration + 1,
                         "fingerprint": fingerprint,
                         "sampler": cursor,
+                        "kept": list(history.stored),
                         "best": history.best,
                         "validated": dict(history.validated),
                         **layout,

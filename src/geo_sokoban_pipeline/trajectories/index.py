@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from geo_sokoban_pipeline.runs.storage import write_atomic
 from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS, Ragged, find_responses, flags, list_lengths, one_array
-from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from geo_sokoban_pipeline.trajectories.parquet import TornFileError, read_trajectories
 from geo_sokoban_pipeline.trajectories.thinning import read_thinning
 
 logger = logging.getLogger(__name__)
@@ -521,6 +521,39 @@ def keep_committed(index: pa.Table, newest: int | None) -> pa.Table:
     trained = pc.and_(pc.equal(split, "train"), pc.greater(iteration, newest))
     validated = pc.and_(pc.equal(split, "validation"), pc.greater(iteration, newest + 1 if newest >= 0 else -1))
     return index.filter(pc.invert(pc.or_(trained, validated)))
+
+
+def find_edits(index: pa.Table, outputs: Path, kind: str) -> list[str]:
+    """Episodes that differ from their rows in the index, which was written with them: one text a file.
+
+    Files that cannot be read are left out.
+
+    Args:
+        index: as `read_index` gives it.
+        outputs: folder of the run's outputs.
+        kind: of its folders, such as `trajectories`.
+    """
+    found = []
+    for path in trajectory_files(outputs / kind):
+        name = Place.of(path).partition
+        try:
+            table = read_trajectories(path, list(_COPIED))
+        except (TornFileError, OSError):
+            continue
+        rows = index.filter(pc.equal(index["partition"], name))
+        if not rows.num_rows:  # of a run that goes on: newer than the index
+            continue
+        if rows.num_rows != table.num_rows:
+            found.append(f"{name}: {table.num_rows} episodes, and {rows.num_rows} when it was written")
+            continue
+        for column, kind_of in _COPIED.items():
+            now, then = table[column].cast(kind_of).to_pylist(), rows[column].to_pylist()
+            row = next((row for row, pair in enumerate(zip(now, then, strict=True)) if pair[0] != pair[1]), None)
+            if row is not None:
+                episode = rows["trajectory_id"][row].as_py()
+                found.append(f"{name}, {episode}: {column} is {now[row]}, and was {then[row]} when it was written")
+                break
+    return found
 
 
 def tidy_index(folder: Path) -> None:

@@ -50,6 +50,7 @@ def audit_stored(
     """
     from geo_sokoban_pipeline.evaluation.audit import (
         RunRules,
+        audit_edits,
         audit_entries,
         audit_splits,
         audit_stored_files,
@@ -57,7 +58,9 @@ def audit_stored(
         print_audit,
     )
     from geo_sokoban_pipeline.policies.policy import load_encoding
+    from geo_sokoban_pipeline.preflight.stored import missing_checkpoints
     from geo_sokoban_pipeline.training.audit_scores import audit_scores
+    from geo_sokoban_pipeline.trajectories.parquet import partition
 
     run = f"train_{task}"
     if not checkpoints:
@@ -68,14 +71,20 @@ def audit_stored(
     folders = RunFolders.of(runs.root, run, run_id)
     stored = {name: folders.models / name for name in _FOLDERS if (folders.models / name).is_dir()}
     parts = (trajectories, eval_trajectories, held_out_trajectories)
-    entries = entries_of_run(run, parts, splits, iterations=newest["iteration"] + 1)
+    goes_on = not runs.is_complete(SourceOptions(run=run, run_id=run_id))
+    entries = entries_of_run(run, parts, splits, iterations=newest["iteration"] + 1, goes_on=goes_on)
     checks = audit_entries(entries, load_encoding(policy.path), rules)
+    checks += audit_edits(folders.outputs, contract=False)
     checks += audit_splits(splits, rules, shared=known)
     if options.versions and options.scored_share:
         versions = {checkpoint["iteration"] + 1: checkpoint["dir"] for checkpoint in checkpoints.values()}
         checks += audit_scores(entries, {0: policy.path, **versions}, rules, options)
+    named = {checkpoint["iteration"]: checkpoint["dir"] for checkpoint in checkpoints.values()}
+    named |= {
+        number: folders.models / "checkpoints" / partition(number) for number in missing_checkpoints(folders.models)
+    }
     checks += audit_stored_files(
-        {**stored, **{name: checkpoint["dir"] for name, checkpoint in checkpoints.items()}},
+        {**stored, **{folder.name: folder for _, folder in sorted(named.items())}},
         {folder.parent.parent.name: folder for folder in (folders.models, folders.outputs, folders.reports)},
     )
     print_audit(f"Audit of {run}, run id {run_id}", checks)
@@ -96,7 +105,13 @@ def audit_training(
     task: str,
 ) -> dict[str, Any]:
     """The short audit at the end of a training: no model, no files, a sample of the episodes; findings are warnings."""
-    from geo_sokoban_pipeline.evaluation.audit import SHOWN, RunRules, audit_entries, audit_splits, entries_of_run
+    from geo_sokoban_pipeline.evaluation.audit import (
+        RunRules,
+        audit_entries,
+        audit_splits,
+        entries_of_run,
+        warn_of_findings,
+    )
     from geo_sokoban_pipeline.policies.policy import load_encoding
 
     run = f"train_{task}"
@@ -108,9 +123,7 @@ def audit_training(
     entries = entries_of_run(run, parts, splits, iterations=newest["iteration"] + 1)
     checks = audit_entries(entries, load_encoding(policy.path), rules, limit=_WITH_TRAINING)
     checks += audit_splits(splits, rules, shared=_shares(data_report))
-    for check in checks:
-        for finding in check.findings[:SHOWN]:
-            logger.warning("audit: %s of %s: %s", check.check, check.subject, finding)
+    warn_of_findings(checks)
     return _record(run, run_id, checks)
 
 

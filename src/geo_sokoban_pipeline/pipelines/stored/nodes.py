@@ -297,22 +297,26 @@ def _explain_upload(call: Callable[[], T]) -> T:
 
 def report_stored(root: Callable[[], Path], options: ReportPipelineOptions) -> str:
     """The HTML page of what a run has committed so far."""
+    from geo_sokoban_pipeline.evaluation.audit import audit_edits, warn_of_findings
     from geo_sokoban_pipeline.reporting.live import read_report_inputs
     from geo_sokoban_pipeline.reporting.report import build_report
+    from geo_sokoban_pipeline.runs.folders import RunStore
 
+    warn_of_findings(audit_edits(RunStore(root()).outputs(options.source), contract=True))
     return build_report(read_report_inputs(root(), options.source))
 
 
 def browse_stored(stored: Callable[[], Path], options: BrowsePipelineOptions) -> Callable[[Path], dict[str, Any]]:
     """A writer of the site of the run's episodes, and of those that it is compared with; it runs when it is saved."""
+    from geo_sokoban_pipeline.evaluation.audit import audit_edits, warn_of_findings
     from geo_sokoban_pipeline.reporting.viewer.site import write_site
     from geo_sokoban_pipeline.reporting.viewer.sources import open_run
 
     outputs = stored()
     names = dict.fromkeys(name if "/" in name else f"{options.source.run}/{name}" for name in options.runs)
     folders = dict.fromkeys([outputs, *(outputs.parents[1] / name for name in names)])
-    if missing := [folder for folder in folders if not any(folder.glob("*trajectories/iter=*"))]:
-        raise SourceError(f"runs: {missing[0].parent.name}/{missing[0].name} has no stored episodes in {missing[0]}.")
+    for folder in folders:
+        warn_of_findings(audit_edits(folder, contract=True))
     runs = [open_run(folder).within(options.first_iteration, options.last_iteration) for folder in folders]
 
     def write(folder: Path) -> dict[str, Any]:

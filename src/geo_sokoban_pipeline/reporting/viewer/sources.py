@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, read_token_texts
-from geo_sokoban_pipeline.runs.folders import DATA_NOTE, OUTPUTS, RunFolders, RunStore, committed_iteration
+from geo_sokoban_pipeline.runs.folders import ASIDE, DATA_NOTE, OUTPUTS, RunFolders, RunStore, committed_iteration
 from geo_sokoban_pipeline.runs.storage import find_json
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import (
@@ -195,7 +195,7 @@ def _find_outputs(path: Path) -> list[Path]:
     """Folders of runs' outputs at a path or below: those with a folder of trajectories."""
     levels = ("", "*/", "*/*/", "*/*/*/") if path.is_dir() else ()
     found = {place.absolute().parent for level in levels for kind in SPLITS for place in path.glob(f"{level}{kind}")}
-    found = {folder for folder in found if folder.name != FOLDER}  # the index has folders of the same names
+    found = {folder for folder in found if folder.name not in (FOLDER, ASIDE)}  # which have folders of the same names
     return sorted(folder for folder in found if any(trajectory_files(folder / kind) for kind in SPLITS))
 
 
@@ -211,7 +211,8 @@ def _find_files(path: Path) -> list[Path]:
         return [path.absolute()]
     if not path.is_dir():
         raise NothingToBrowseError(f"{path} does not exist.")
-    return [file.absolute() for file in sorted(path.rglob("*.parquet")) if _holds_episodes(file)]
+    files = (file for file in sorted(path.rglob("*.parquet")) if ASIDE not in file.relative_to(path).parts)
+    return [file.absolute() for file in files if _holds_episodes(file)]
 
 
 def _holds_episodes(file: Path) -> bool:
