@@ -76,7 +76,7 @@ def test_headline_says_what_the_same_prompts_say(change, main, verdict):
         ({"prompts": 1, "task": "sokoban", "layouts": 1}, "On 1 held-out level of 1 wall layout GRPO"),
         ({"prompts": 2, "task": "sokoban", "layouts": 2}, "On 2 held-out levels of 2 wall layouts GRPO"),
         ({"prompts": 1, "task": "geo3k", "families": 1, "answers": 1}, "On 1 held-out problem (1 family, 1 distinct"),
-        ({"prompts": 283, "clusters": 24, "task": "geo3k"}, "On 283 held-out problems, 24 distinct GRPO"),
+        ({"prompts": 283, "clusters": 24, "task": "geo3k"}, "On 283 held-out problems, 24 distinct, GRPO"),
         ({"prompts": 3, "clusters": 3, "task": "no longer registered"}, "On 3 held-out prompts GRPO"),
         ({"prompts": 41, "task": "geo3k", "answers": 8}, "On 41 held-out problems (8 distinct answers) GRPO"),
     ],

@@ -105,7 +105,8 @@ def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None,
     if last is None:
         return Headline("No evaluation is stored for this run.", [], [])
     first = find_row(summary, names[0], "sampled") if len(names) > 1 else None
-    main = _say_what_happened(task, names, first, last, task.report.evaluated_on(summary), change)
+    where = task.report.evaluated_on(summary)
+    main = _say_what_happened(task, names, first, last, f"{where}," if "," in where else where, change)
     if stale := find_stale(summary, stored):
         main += f" The evaluation is of {stale}."
     further = [*_compare(first, last, change, task), *_greedy(summary, names), *task.report.compare(summary, names)]
