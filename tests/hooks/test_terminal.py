@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from kedro.framework.project import configure_project, pipelines
 
+from geo_sokoban_pipeline.formats import percent
 from geo_sokoban_pipeline.hooks.terminal import TerminalHooks, write_result
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.storage import write_json
@@ -37,6 +38,14 @@ LAST = [row("final", "sampled", 0.723, 0.688, 0.757), row("final", "greedy", 0.7
 )
 def test_the_headline(summary, text):
     assert write_result(summary) == text
+
+
+def test_terminal_and_report_round_alike():
+    for solved in range(641):
+        rate = solved / 640
+        summary = {"policies": ["final"], "rows": [row("final", "sampled", rate, rate, rate)]}
+        shown = percent(rate).replace("\u202f", " ")
+        assert write_result(summary) == f"{shown} sampled (95 % {shown[:-2]}–{shown[:-2]})"
 
 
 def test_the_result_of_an_older_checkpoint_is_called_one(tmp_path, caplog):

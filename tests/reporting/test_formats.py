@@ -25,6 +25,7 @@ from geo_sokoban_pipeline.formats import (
     ("written", "expected"),
     [
         (percent(0.6625), "66.2 %"),
+        (percent(264 / 640), "41.2 %"),  # a tie goes to the even digit, as in the browser
         (percent(1), "100.0 %"),
         (percent(None), "–"),
         (percent(math.nan), "–"),

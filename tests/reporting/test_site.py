@@ -20,7 +20,8 @@ from geo_sokoban_pipeline.datasets import TrajectoriesDataset
 from geo_sokoban_pipeline.reporting.viewer import site as sites
 from geo_sokoban_pipeline.reporting.viewer.site import choose_pages, write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError, find_runs, open_run
-from geo_sokoban_pipeline.runs.storage import Thin
+from geo_sokoban_pipeline.runs.folders import DATA_NOTE
+from geo_sokoban_pipeline.runs.storage import Thin, write_json
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
 from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
@@ -433,3 +434,22 @@ def test_the_command_writes_a_site(tmp_path: Path, capsys: pytest.CaptureFixture
     refused = CliRunner().invoke(browse, [str(tmp_path / "data"), f"--output={tmp_path / 'mine'}"])
     assert refused.exit_code == 1 and "is no site" in refused.output
     assert (tmp_path / "mine" / "file").exists()
+
+
+def test_clusters_are_those_of_the_prompts_and_of_the_evaluation(tmp_path: Path) -> None:
+    """Levels between the same walls are one piece of evidence in every split whose tables are still stored."""
+    episodes = play_groups(0.5, groups=2)
+    outputs = store(tmp_path, episodes, "train_sokoban", "default")
+    first, second = (one.task_id for one in (episodes[0], episodes[-1]))
+    assert open_run(outputs).clusters == {}
+    write_json(tmp_path / "08_reporting/train_sokoban/default/eval_summary.json", {"cluster_of": {first: "w1"}})
+    assert open_run(outputs).clusters == {first: "w1"}
+    tables = tmp_path / "05_model_input/sokoban/levels"
+    tables.mkdir(parents=True)
+    for name, level in (("prompts", second), ("validation_prompts", "other")):
+        pq.write_table(pa.table({"level_hash": [level], "layout_hash": ["w2"]}), tables / f"{name}.parquet")
+    write_json(tmp_path / "06_models/train_sokoban/default" / DATA_NOTE, {"task": "sokoban", "id": "levels"})
+    run = open_run(outputs)
+    assert run.clusters == {first: "w1", second: "w2", "other": "w2"}
+    write_site(tmp_path / "site", [run])
+    assert {row["cluster"] for row in read_columns(tmp_path / "site")} == {"w1", "w2"}
