@@ -35,7 +35,8 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
             f"{T}.grpo.group_size=1,train_sokoban.rollout.max_turns=1,sokoban.min_solution=2",
             # Two failures, one line each.
             f"{T}.grpo.group_size=1: an episode alone in its group has advantage 0, so nothing is ever learnt. Give 2 "
-            f"or more. {T}.rollout.max_turns=1: 1 moves at most, and every level needs 2 or more: none can be solved.",
+            f"or more. {T}.rollout.max_turns=1: 1 moves at most, and every training level needs 2 or more: none can be "
+            "solved.",
         ),
         (
             T,

@@ -145,7 +145,8 @@ def test_prompts_of_the_hub_are_tried_once_they_are_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "said"), [([4, 9], "and levels need up to 9"), ([7, 9], "every level needs 7 or more"), ([4, None], "")]
+    ("lengths", "said"),
+    [([4, 9], "and levels need up to 9"), ([7, 9], "every training level needs 7 or more"), ([4, None], "")],
 )
 def test_levels_that_were_read_are_measured(lengths, said, caplog):
     options = getattr(parameters({"rollout": {"max_turns": 2}}), RUN)

@@ -145,7 +145,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         text = f"{self.run}.rollout.max_turns={options.rollout.max_turns}: {limit} moves at most, and "
         way_out = "raise it, or take shorter levels"
         if limit < shortest:
-            text += f"every level needs {shortest} or more: none can be solved"
+            text += f"every training level needs {shortest} or more: none can be solved"
             return [Check("parameters", "moves", "failure", text, way_out)]
         text += f"levels need up to {longest}: some can never be solved"
         return [Check("parameters", "moves", "warning", text, way_out)]
