@@ -267,6 +267,7 @@ WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 
 XSB = "# .*$@+"
 SYMBOLS = "#_O√XPS"
+_SPACED = [f" {symbol} " for symbol in SYMBOLS]
 
 Place = tuple[int, int]  # row, column
 
@@ -328,7 +329,7 @@ def print_xsb(codes: bytes, width: int) -> str:
 def print_symbols(codes: bytes, width: int) -> str:
     """The dataset's text: each symbol between blanks, cells joined by tabs, rows by newlines."""
     return "\n".join(
-        "\t".join(f" {SYMBOLS[code]} " for code in codes[at : at + width]) for at in range(0, len(codes), width)
+        "\t".join([_SPACED[code] for code in codes[at : at + width]]) for at in range(0, len(codes), width)
     )
 
 
