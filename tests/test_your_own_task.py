@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
+from geo_sokoban_pipeline.envs.images import png_data_uri
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.tasks import TASKS
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
@@ -19,15 +27,34 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your_own_task.md").read_text(encoding="utf-8")
 
 
-def code_of(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    return str(found)
+def code_of(language: str, example: int = 0) -> str:
+    """Code of the first example of the page, or of the second one."""
+    return str(re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[example])
 
 
-def test_the_code_is_as_short_as_the_readme_says():
-    lines = len(code_of("python").splitlines() + code_of("yaml").splitlines())
-    assert f"is a complete example in {lines} lines" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert lines < 65
+def test_each_turn_of_the_second_example_has_its_image(tmp_path: Path) -> None:
+    """Its environment, its expert and its settings, in the code that makes demonstrations."""
+    script = tmp_path / "lamp.py"
+    script.write_text(code_of("python", 1), encoding="utf-8")
+    own = runpy.run_path(str(script))
+    row = own["make_row"]((0, 0), (2, 1))
+    columns = json.dumps({name: row[name] for name in ("walker", "lamp")})
+    prompt = {**row, "id": "a", "prompt": row["problem"], "images": [png_data_uri(row["images"])], "columns": columns}
+
+    settings = yaml.safe_load(code_of("yaml", 1).replace("lamp.py", str(script)))["run"]["params"]["train_geo3k"]
+    settings["warm_start"]["teacher"]["noise"] = 0.0
+    options = TASKS["geo3k"].train_config.model_validate(settings)
+    policy = build_tiny_policy(options.policy.tiny, 0)
+    sample = Demonstrator([prompt], policy, options, 0, "training").demonstrate(0)
+    seen = [policy.reader.read(own["draw"](place, (2, 1))).png for place in ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1))]
+    shown = [image.png for image in sample.images]
+    assert len(shown) == 3  # three steps, the lamp is reached after the last one
+    assert shown[0] == seen[0] and len(set(shown)) == 3 and set(shown) <= set(seen)
+
+    env = own["build_env"](prompt, {"turns": 2})
+    assert [env.step(f"\\boxed{{{move}}}")[1] for move in "UR"] == [False, True]  # a wall, a step, no third turn
+    result = SimpleNamespace(metrics=env.final_metrics(), responses=["U", "R"])
+    assert own["reward"](result, {"price": 0.05}) == pytest.approx(-0.1)
 
 
 @pytest.mark.slow
