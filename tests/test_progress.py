@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
+from functools import partial
 
 import pytest
 
+from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline import console
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.console import quieten_libraries
+from geo_sokoban_pipeline.evaluation.audit import audit_stored_files
+from geo_sokoban_pipeline.pipelines.train.nodes import prepare_policy
+from geo_sokoban_pipeline.trajectories.exports import Selection, write_export
+from geo_sokoban_pipeline.trajectories.inspect_log import write_logs
+from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
+from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 
 
 def test_lines_come_after_five_seconds_and_then_every_ten(monkeypatch, caplog):
@@ -60,3 +70,33 @@ def test_libraries_say_the_name_of_a_node_and_no_more(caplog):
     runner.warning("There are 4 nodes that have not run.\nYou can resume the pipeline run")
     said = [record.getMessage() for record in caplog.records]
     assert said == ["Running node: train_grpo", "Node train_grpo failed", "Completed 3 out of 9 tasks"]
+
+
+def audit(folder):
+    audit_stored_files({}, {"outputs": folder})
+
+
+def export(folder):
+    write_export(sorted(folder.glob("iter=*/*.parquet")), folder / "export", ("chat",), Selection(solved=False), {})
+
+
+def write_inspect_logs(folder):
+    write_logs(sorted(folder.glob("iter=*/*.parquet")), folder / "inspect", "train_sokoban/default", {})
+
+
+def prepare(folder):
+    prepare_policy(None, PolicyOptions(), 0)
+
+
+@pytest.mark.parametrize("command", [audit, export, write_inspect_logs, prepare])
+def test_long_commands_say_how_far_they_are(command, tmp_path, monkeypatch, caplog):
+    (tmp_path / "export").mkdir()
+    for number in range(2):
+        write_trajectories(
+            tmp_path / f"iter={number}" / "part-000.parquet", trajectories_to_table(make_trajectories(2), CONTEXT)
+        )
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(console.time, "monotonic", partial(next, itertools.count(0, 6)))  # each unit takes six seconds
+    command(tmp_path)
+    lines = [record.getMessage() for record in caplog.records if record.name == console.__name__]
+    assert [count for line in lines for count in ("1/2", "2/2") if count in line] == ["1/2", "2/2"]
