@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import signal
 import subprocess
@@ -13,10 +15,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from kedro.framework.cli.cli import KedroCLI
+from kedro.framework.cli.utils import _split_params
 
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, explain, protect_lists, read_lists
+from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, explain, protect_words, read_lists
+from geo_sokoban_pipeline.hooks.parameters import check_parameters
 from runs import ROOT
 
 
@@ -153,14 +157,143 @@ def test_lists_as_typed(type_command, tmp_path):
     ],
 )
 def test_lists_reach_the_parameters(text, read):
-    from kedro.framework.cli.utils import _split_params
-
-    given = _split_params(click.Context(click.Command("run")), None, protect_lists(text))
+    given = _split_params(click.Context(click.Command("run")), None, protect_words(text))
     assert read_lists(given) == read
 
 
+WORDS = [
+    "1.10",
+    "007",
+    "010",
+    "1_000",
+    "20241126_1200",
+    "12:30",
+    "1e3",
+    "0x10",
+    ".nan",
+    "1e400",
+    "off",
+    "null",
+    "a-b.c",
+]
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("run_id", "{}"),
+        ("runs", "[default,{}]"),
+        ("runs", "{}"),
+        ("evaluate_sokoban.source.run_id", "{}"),
+        ("train_sokoban.warm_start.teacher.name", "{}"),
+        ("study.name", "{}"),
+        ("train_geo3k.policy.freeze", "[{}]"),
+        ("train_sokoban.rollout.server.environment", "{{A: {}}}"),
+        ("geo3k.file", "{{path: {}, split: x}}"),
+    ],
+)
+def test_a_text_parameter_keeps_the_words_typed(word, name, form):
+    keeps_null = word == "null" and name == "geo3k.file"  # the path may be None, and null is how None is typed
+    given = _nested(_split_typed(f"seed=3,{name}={form.format(word)},fresh=true"), name)
+    meant = {"{}": word, "[default,{}]": ["default", word], "[{}]": [word], "{{A: {}}}": {"A": word}}
+    assert given == meant.get(form, {"path": None if keeps_null else word, "split": "x"})
+
+
+@pytest.mark.parametrize(
+    ("word", "read"),
+    [
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("'007'", "007"),
+        ('"a"', "a"),
+        ("[a]", "[a]"),
+        ("a: b", "a: b"),
+        ("#1", "#1"),
+        ("C:\\x", "C:\\x"),
+        ("{a,b}", "{a,b}"),
+        ("ü 50%", "ü 50%"),
+    ],
+)
+def test_a_path_may_be_any_words_and_null_where_it_may_be_none(word, read):
+    assert _split_typed(f"train_sokoban.policy.path={word}")["train_sokoban"]["policy"]["path"] == read
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("seed=12", 12),
+        ("seed=9007199254740993", 9007199254740993),
+        ("train_sokoban.loop.iterations=1_000", 1000),
+        ("train_sokoban.loop.iterations=1e3", 1000.0),
+        ("train_sokoban.optimizer.lr=1e-5", 1e-5),
+        ("train_sokoban.grpo.clip_high=.5", 0.5),
+        ("train_sokoban.rollout.workers=null", None),
+        ("evaluate_sokoban.source.checkpoint=12", 12),
+        ("evaluate_sokoban.source.checkpoint=010", "010"),
+        ("evaluate_sokoban.source.checkpoint=1.10", "1.10"),
+        ("train_sokoban.env.args={a: 1.5, b: [x, 2]}", {"a": 1.5, "b": ["x", 2]}),
+        ("train_sokoban.env.args.a='007'", "007"),
+        ("train_sokoban.env.args.a=.inf", math.inf),
+        ("fresh=true", True),
+    ],
+)
+def test_a_number_is_the_plain_decimal_one(text, read):
+    assert _nested(_split_typed(text), text.partition("=")[0]) == read
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("seed=010", "seed=010: YAML reads 8 here."),
+        ("seed=-010", "seed=-010: YAML reads -8 here."),
+        ("seed=12:30", "seed=12:30: YAML reads 750 here."),
+        ("seed=0x10", "seed=0x10: YAML reads 16 here."),
+        ("train_sokoban.optimizer.lr=1e400", "train_sokoban.optimizer.lr=1e400: YAML reads inf here."),
+        ("sokoban.inner_walls=[010,2]", "sokoban.inner_walls.0=010: YAML reads 8 here."),
+        ("train_sokoban.env.args.stamp=20241126_1200", "train_sokoban.env.args.stamp=20241126_1200: YAML reads 2024"),
+        ("train_sokoban.env.args={name: 007}", "train_sokoban.env.args.name=007: YAML reads 7 here."),
+    ],
+)
+def test_a_number_that_yaml_reads_otherwise_is_refused(text, line):
+    with pytest.raises(ParameterError) as caught:
+        protect_words(text)
+    assert str(caught.value).startswith(line)
+
+
+def _split_typed(text):
+    return _split_params(click.Context(click.Command("run")), None, protect_words(text))
+
+
+def _nested(values, name):
+    return functools.reduce(dict.__getitem__, name.split("."), values)
+
+
+@pytest.mark.parametrize("words", [["--params=run_id=1.10"], ["--params", "run_id=1.10"]])
+def test_a_run_id_is_the_folder_that_was_typed(type_command, tmp_path, words):
+    result = type_command("--pipelines=audit_sokoban", "--env=test", *words)
+    assert result.exit_code == 1 and "train_sokoban/1.10" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"run_id": 1.10}, "run_id=1.1: a text is needed, and YAML reads a number. Quote it"),
+        ({"train_sokoban": {"policy": {"path": 7}}}, "train_sokoban.policy.path=7: a text is needed"),
+        ({"evaluate_sokoban": {"source": {"run_id": 7}}}, "evaluate_sokoban.source.run_id=7: a text is needed"),
+        ({"runs": ["a", 2024]}, "runs.1=2024: a text is needed"),
+        ({"sokoban": {"file": {"path": True}}}, "sokoban.file.path=true: a text is needed, and YAML reads true"),
+    ],
+)
+def test_yaml_must_quote_a_text_that_looks_like_a_number(params, line):
+    with pytest.raises(ParameterError) as caught:
+        check_parameters(params, params)
+    assert str(caught.value).startswith(line)
+
+
 def test_a_list_that_does_not_end_is_left_to_kedro():
-    assert protect_lists("a=[0,2") == "a=[0,2"
+    assert protect_words("a=[0,2") == "a=[0,2"
 
 
 def test_an_error_in_own_code_is_told_with_its_place(tmp_path):
@@ -174,7 +307,7 @@ def test_an_error_in_own_code_is_told_with_its_place(tmp_path):
 
 def test_a_fault_of_the_program_keeps_its_traceback():
     try:
-        protect_lists(None)
+        protect_words(None)
     except AttributeError as error:
         # Without the frame of this test, as from a command.
         assert explain(error.with_traceback(error.__traceback__.tb_next)) is None

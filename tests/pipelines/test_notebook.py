@@ -47,9 +47,10 @@ def test_the_notebook_of_problems_runs_on_the_task_with_the_tool(stored_run: Any
 
 KEDRO = """\
 %load_ext kedro.ipython
-%reload_kedro --env=test --params=run_id=seed2,sokoban.inner_walls=[0;2]
-assert context.params["run_id"] == "seed2" and context.params["sokoban"]["inner_walls"] == [0, 2]
-assert "seed2" in str(catalog["train_sokoban.metrics"])
+%reload_kedro --env=test --params=run_id=1.10,sokoban.inner_walls=[0;2],runs=[a,007]
+assert context.params["run_id"] == "1.10"
+assert context.params["sokoban"]["inner_walls"] == [0, 2] and context.params["runs"] == ["a", "007"]
+assert "/1.10/" in str(catalog["train_sokoban.metrics"])
 %reload_kedro --env=test
 assert len(catalog.load("train_sokoban.metrics")) == 3 and "train_sokoban" in pipelines
 session.run(pipeline_names=["train_sokoban"], from_nodes=["train_sokoban.write_report"])

@@ -14,12 +14,23 @@ import difflib
 import json
 import numbers
 import re
+import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    create_model,
+)
 
 from geo_sokoban_pipeline.masking import mask_addresses
 
@@ -120,22 +131,21 @@ def _restore(model: type[Model], state: dict[Any, Any]) -> Model:
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def _as_run_id(value: Any) -> str:
-    """A run id as text: `--params run_id=2` arrives as a number.
+def _check_run_id(value: str) -> str:
+    """See that a run id can be the name of a folder.
 
     Raises:
-        ValueError: it could not be the name of a folder.
+        ValueError: it cannot.
     """
-    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or not _RUN_ID.fullmatch(text):
+    if not _RUN_ID.fullmatch(value):
         raise ValueError(
             "a run id is the name of a folder: up to 100 letters, digits, dots, dashes and underscores, "
             "a letter or digit first"
         )
-    return text
+    return value
 
 
-RunId = Annotated[str, BeforeValidator(_as_run_id)]
+RunId = Annotated[str, AfterValidator(_check_run_id)]
 
 _RUN_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
 
@@ -206,6 +216,9 @@ def _describe(details: Any, params: Mapping[str, Any], model: type[BaseModel], p
     shown = f"{path or 'parameters'}{'=***' if is_secret else _shown(details['input'])}"
     if details["type"] == "extra_forbidden":
         return f"{shown}: unknown name. {_known_names(location, path.rpartition('.')[0], model, prefix)}"
+    if details["type"] == "string_type" and isinstance(details["input"], int | float):
+        read = "true or false" if isinstance(details["input"], bool) else "a number"
+        return f"{shown}: a text is needed, and YAML reads {read}. Quote it as it is meant."
     allowed = re.sub(r"^(Value|Assertion) error, ", "", details["msg"]).rstrip(".")
     if details["type"].startswith(("greater_than", "less_than")):  # pydantic writes out all zeros of 1e-16
         allowed = re.sub(r"0\.0{4,}\d+", lambda bound: f"{float(bound[0]):g}", allowed)
@@ -245,6 +258,55 @@ def nested_models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in typing.get_args(annotation) for model in nested_models(argument)]
+
+
+def allowed_types(model: type[BaseModel], name: str) -> set[Any]:
+    """Types of what may stand at a dotted name: `str`, `int`, `NoneType`, `Any`, …; empty for an unknown name.
+
+    For a list they are `list` and the types of its elements; the name of an element is its index.
+    """
+    annotations: list[Any] = [model]
+    for part in name.split("."):
+        annotations = [found for annotation in annotations for found in _inside(annotation, part)]
+    return {kind for annotation in annotations for kind in _types(annotation)}
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The types of a union; of a `Literal` those of its values."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        yield from _members(arguments[0])
+    elif origin in (typing.Union, types.UnionType):
+        for argument in arguments:
+            yield from _members(argument)
+    elif origin is Literal:
+        yield from map(type, arguments)
+    else:
+        yield annotation
+
+
+def _inside(annotation: Any, part: str) -> Iterator[Any]:
+    for member in _members(annotation):
+        origin, arguments = typing.get_origin(member), typing.get_args(member)
+        if member is Any:
+            yield Any
+        elif isinstance(member, type) and issubclass(member, BaseModel) and part in member.model_fields:
+            yield member.model_fields[part].annotation
+        elif origin is dict:
+            yield arguments[1]
+        elif origin in (list, tuple) and part.isdecimal():
+            kinds = [kind for kind in arguments if kind is not ...]
+            yield kinds[min(int(part), len(kinds) - 1)]
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    for member in _members(annotation):
+        if typing.get_origin(member) in (list, tuple):
+            yield list
+            for kind in typing.get_args(member):
+                yield from _types(kind)
+        else:
+            yield str if member is SecretStr else typing.get_origin(member) or member
 
 
 def _known_names(location: Location, section: str, model: type[BaseModel], prefix: str) -> str:

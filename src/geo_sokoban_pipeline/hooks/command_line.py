@@ -1,14 +1,16 @@
-"""The command line: lists in parameters, refusals before any work, and errors that end in one line.
+"""The command line: lists and texts in parameters, refusals before any work, and errors that end in one line.
 
-Kedro's own `run` command stays as it is. Three places around it are used: before click reads the words (lists, the
-runner, the file of `--config`), when the context exists (names of pipelines, nodes, tags, datasets), and after the
+Kedro's own `run` command stays as it is. Three places around it are used: before click reads the words (parameters,
+the runner, the file of `--config`), when the context exists (names of pipelines, nodes, tags, datasets), and after the
 command has failed. None of them is reached in a notebook, where exceptions stay exceptions.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import logging
+import math
 import os
 import re
 import signal
@@ -16,7 +18,9 @@ import sys
 import sysconfig
 import threading
 import traceback
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,8 +31,9 @@ from kedro.framework.cli.hooks import cli_hook_impl, get_cli_hook_manager
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
+from omegaconf import OmegaConf
 
-from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.config.base import ParameterError, allowed_types
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.tasks import TaskError, check_registry
 
@@ -43,6 +48,11 @@ TRACEBACK = "GEO_SOKOBAN_TRACEBACK"  # in the environment: show the whole traceb
 _RUNNERS = ("ParallelRunner", "ThreadRunner")  # run nodes side by side
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTIONS = tuple(128 + number for number in _ENDINGS)
+_NULL = ("", "~", "null", "Null", "NULL")
+_NOT_FINITE = (".inf", "-.inf", ".nan")
+_INTEGER = re.compile(r"0|[1-9]\d*")
+_UNLIKE_NUMBERS = re.compile(r".*_|[-+]?0\d")
+_COMMA = "\\x2c"  # a comma within double quotes of YAML
 _ORDER = (
     "the parts of a GRPO iteration must be saved one after the other, the checkpoint last, because it commits the "
     "iteration. Leave it out; train_….processes is what uses more cores."
@@ -72,13 +82,17 @@ class CommandLineHooks:
 
     @cli_hook_impl
     def before_command_run(self, project_metadata: ProjectMetadata | None, command_args: list[str]) -> None:
-        """Refuse a wrong registry of tasks and options that no run can have; read lists in `--params`."""
+        """Refuse a wrong registry of tasks and options that no run can have; keep the words typed in `--params`."""
         try:
             check_registry()
         except TaskError as error:
             stop(str(error))
-        if project_metadata is not None and command_args[:1] == ["run"]:
+        if project_metadata is None:
+            return
+        if command_args[:1] == ["run"]:
             prepare_words(command_args)
+        else:
+            protect_params(command_args)  # kedro viz run
 
     @cli_hook_impl
     def after_command_run(self, exit_code: int) -> None:
@@ -109,6 +123,9 @@ class CommandLineHooks:
             ParameterError, TaskError: as a plain message where Kedro's command line runs.
         """
         command = click.get_current_context(silent=True)
+        notebook: Any = sys.modules.get("kedro.ipython")
+        if notebook is not None:
+            notebook._split_params = split_params  # from now on; the first %reload_kedro has been read by Kedro
         try:
             check_registry()
             check_environment(Path(context.config_loader.conf_source), context.env)
@@ -142,18 +159,30 @@ def prepare_words(words: list[str]) -> None:
         stop(f"--async: {_ORDER}")
     for file in _values(words, "--config", "-c"):
         check_config(file)
-    for number, word in enumerate(words):
-        if word == "--params" and number + 1 < len(words):
-            words[number + 1] = protect_lists(words[number + 1])
-        elif word.startswith("--params="):
-            words[number] = "--params=" + protect_lists(word.removeprefix("--params="))
+    protect_params(words)
     _leave_in_order()
 
 
-def protect_lists(text: str) -> str:
-    """`a=[0,2],b=1` with the list written as YAML's block form, which holds no comma.
+def protect_params(words: list[str]) -> None:
+    """Prepare every `--params` among the words of a command, in place; stop at a number that YAML reads otherwise."""
+    try:
+        for number, word in enumerate(words):
+            if word == "--params" and number + 1 < len(words):
+                words[number + 1] = protect_words(words[number + 1])
+            elif word.startswith("--params="):
+                words[number] = "--params=" + protect_words(word.removeprefix("--params="))
+    except ParameterError as error:
+        stop(str(error))
 
-    Kedro splits the text at every comma and reads each value as YAML.
+
+def protect_words(text: str) -> str:
+    """`a=[0,2],run_id=1.10` in a form from which Kedro reads what was typed.
+
+    Kedro splits the text at every comma and reads each value as YAML. So a list becomes YAML's block form, which holds
+    no comma, and the words for a text parameter are quoted, since YAML takes 1.10, 007, 12:30 or off for other values.
+
+    Raises:
+        ParameterError: YAML reads another number than the digits say, such as 8 for 010.
     """
     items: list[str] = []
     depth = 0
@@ -163,18 +192,94 @@ def protect_lists(text: str) -> str:
         else:
             items.append(part)
         depth = max(0, depth + sum(part.count(mark) for mark in "[{") - sum(part.count(mark) for mark in "]}"))
-    return ",".join(_without_commas(item) for item in items)
+    return ",".join(_protected(item) for item in items)
 
 
-def _without_commas(item: str) -> str:
+def _protected(item: str) -> str:
     name, equals, value = item.partition("=")
-    if "," not in value:
-        return item
+    name, word = name.strip(), value.strip()
+    allowed = _allowed_at(name)
+    if allowed <= {str, type(None)} and str in allowed and word[:1] not in ("", "'", '"'):
+        # No YAML at all: `[a]`, `a: b` or `#1` are names of folders, too.
+        keeps_null = type(None) in allowed and word in _NULL
+        return item if keeps_null else f"{name}={_quoted(word)}"
     try:
-        read = yaml.safe_load(value)
+        node = yaml.compose(value, yaml.SafeLoader)
     except yaml.YAMLError:
         return item  # Kedro says what is wrong with it
-    return f"{name}{equals}{yaml.safe_dump(read, default_flow_style=False, sort_keys=False).strip()}"
+    if isinstance(node, yaml.ScalarNode):
+        return f"{name}={_quoted(node.value)}" if _is_text(name, node) else item
+    if not equals or node is None:
+        return item
+    for place, scalar in _scalars(name, node):
+        if scalar.style is not None or _is_text(place, scalar):
+            scalar.tag, scalar.style = "tag:yaml.org,2002:str", '"'
+    text: str = yaml.serialize(node, Dumper=yaml.SafeDumper, width=math.inf, allow_unicode=True)
+    return f"{name}={text.strip().replace(',', _COMMA)}"  # commas are left within quotes alone
+
+
+def _scalars(name: str, node: yaml.Node) -> Iterable[tuple[str, yaml.ScalarNode]]:
+    """Values within a value, each with its dotted name; lists and mappings get YAML's block form."""
+    if isinstance(node, yaml.ScalarNode):
+        yield name, node
+    elif isinstance(node, yaml.SequenceNode):
+        node.flow_style = False
+        for index, inner in enumerate(node.value):
+            yield from _scalars(f"{name}.{index}", inner)
+    elif isinstance(node, yaml.MappingNode):
+        node.flow_style = False
+        for key, inner in node.value:
+            yield from _scalars(f"{name}.{key.value}", inner)
+
+
+def _is_text(name: str, node: yaml.ScalarNode) -> bool:
+    """Whether an unquoted value is meant as the words typed.
+
+    Raises:
+        ParameterError: it is meant as a number, and YAML reads another one than the digits say.
+    """
+    word, allowed = str(node.value), _allowed_at(name)
+    if node.style is not None or (word in _NULL and type(None) in allowed):
+        return False
+    if str in allowed:
+        return not (int in allowed and _INTEGER.fullmatch(word))
+    if word in _NOT_FINITE or word.startswith("${"):
+        return False  # a parameter that takes no such number refuses it
+    read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={word}"]))["value"]
+    is_number = isinstance(read, int | float) and not isinstance(read, bool)
+    is_open = Any in allowed  # it might be meant as a text
+    if is_number and (_decimal(word) != read or math.isinf(read) or is_open and _UNLIKE_NUMBERS.match(word)):
+        text = f", or, for a text, the word in quotes within those of the shell: '\"{word}\"'" if is_open else ""
+        raise ParameterError(f"{name}={word}: YAML reads {read} here. Write a plain decimal number{text}.")
+    return False
+
+
+def _decimal(word: str) -> float | None:
+    for kind in (int, float):  # not float alone, which has no 17th digit
+        with suppress(ValueError):
+            return kind(word)
+    return None
+
+
+def _allowed_at(name: str) -> set[Any]:
+    from geo_sokoban_pipeline.parameters import ProjectParameters
+
+    return allowed_types(ProjectParameters, name)
+
+
+def _quoted(word: str) -> str:
+    """A word as a YAML text without a comma."""
+    return json.dumps(word, ensure_ascii=False).replace(",", _COMMA)
+
+
+def split_params(context: Any, option: Any, value: Any) -> Any:
+    """Parameters of `%reload_kedro --params`, as those of `kedro run`."""
+    from kedro.framework.cli.utils import _split_params
+
+    try:
+        return _split_params(context, option, protect_words(value) if isinstance(value, str) else value)
+    except ParameterError as error:
+        raise ArgumentTypeError(str(error)) from error  # the only error whose text IPython shows
 
 
 def check_config(file: str) -> None:

@@ -37,11 +37,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def __init__(
         self, conf_source: str, env: str | None = None, runtime_params: dict[str, Any] | None = None, **options: Any
     ) -> None:
-        given = read_lists(runtime_params)
-        if given and type(given.get("run_id")) in (int, float):
-            given = {**given, "run_id": str(given["run_id"])}  # --params run_id=2 arrives as a number
         with _without_deprecation():
-            super().__init__(conf_source, env, given, **options)
+            super().__init__(conf_source, env, read_lists(runtime_params), **options)
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """Configuration of a kind, such as `catalog`."""
