@@ -300,17 +300,30 @@ def gap(found: Steps, expected: Steps) -> float:
     return float(difference / torch.stack([other.norm() for _, other in pairs]).norm())
 
 
-@pytest.mark.parametrize("layout", [REPLICAS_2, SHARDS_2, HYBRID_4])
-@pytest.mark.parametrize("frozen", ["visual", "language_model"])
+@pytest.mark.parametrize(
+    ("layout", "frozen", "batch"),
+    [
+        *product([REPLICAS_2, SHARDS_2, HYBRID_4], ["visual", "language_model"], ["boards"]),
+        # Micro-batches without an image beside others with one, in which no gradient enters the language model.
+        *product([SHARDS_2, HYBRID_4], ["language_model.embed_tokens", "language_model"], ["mixed"]),
+        (SHARDS_2, "language_model.embed_tokens", "one"),
+    ],
+)
 def test_frozen_parts_stay_as_they_are(
-    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str, frozen: str
+    four_ranks: FourRanks,
+    setup: Setup,
+    batches: dict[str, list[TrainSample]],
+    layout: str,
+    frozen: str,
+    batch: str,
 ) -> None:
-    samples, grpo = batches["boards"], {"reduction": "sample_mean"}
+    samples, grpo = batches[batch], {"reduction": "sample_mean"}
     chosen = setup.options.policy.model_copy(update={"freeze": (frozen,)})
     policy = copied(setup.trained)
     freeze_parameters(policy.model, chosen.freeze)
-    expected = alone(policy, samples, "muon", grpo)
-    found = together(four_ranks, policy, layout, samples, optimizer_options("muon"), grpo, chosen)
+    memory = MEMORY["micro-batches" if batch == "mixed" else "plain"]
+    expected = alone(policy, samples, "muon", grpo, **memory)
+    found = together(four_ranks, policy, layout, samples, optimizer_options("muon", **memory), grpo, chosen)
     compare(found, expected)
     before = dict(setup.trained.model.named_parameters())
     same, expected_same = (

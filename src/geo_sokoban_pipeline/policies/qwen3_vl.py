@@ -336,6 +336,10 @@ class LanguageModel(nn.Module):
             where = (token_ids == self._image_pad_id).reshape(-1).nonzero().squeeze(1)
             placed, *deepstack = [table.index_select(0, rows).to(hidden.dtype) for table in features]
             hidden = hidden.flatten(0, 1).index_copy(0, where, placed).view_as(hidden)
+        if torch.is_grad_enabled() and not hidden.requires_grad:
+            # Frozen embeddings and no image: without a gradient here a frozen language model has no backward pass, and
+            # FSDP reduces the gradients of layer 0 later than on a rank that has images, where the two would mix.
+            hidden = hidden.detach().requires_grad_()
         rotary = self.rotary_emb(hidden, positions)
         # The last layer runs at the wanted positions alone if they are few, unless image features are added after it.
         few = wanted is not None and 2 * wanted.shape[1] <= token_ids.shape[1] and len(deepstack) < len(self.layers)
