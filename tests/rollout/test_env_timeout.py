@@ -1,4 +1,4 @@
-"""The time limit of an environment's calls: which are limited, what an episode becomes, and where calls run."""
+"""Time limits: of an environment's calls, and of a rollout worker, in which a slow reward does not count."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 
+from geo_sokoban_pipeline.distributed.messages import Beat, Hanging, Line
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.rollout.own_code import STUCK, EnvCalls, EnvTimeoutError
-from rollout.scripted import TalkEnv, made, make_settings, play_scripted
+from geo_sokoban_pipeline.training.rollout_worker import Begin, GroupOver, RolloutProcess
+from geo_sokoban_pipeline.training.worker import Worker
+from rollout.scripted import (
+    PROMPT,
+    CharacterPolicy,
+    ScriptedEngine,
+    TalkEnv,
+    made,
+    make_settings,
+    play_scripted,
+)
 
 LIMIT = 0.3
 FIVE = ("abcde", "stop")
@@ -112,3 +124,29 @@ def test_an_environment_is_not_called_again() -> None:
 
 def _time_out() -> None:
     raise TimeoutError("its own")
+
+
+beats: list[Any] = []  # of a rollout worker that hangs or not
+
+
+def slow_reward(outcome: Any, args: dict[str, Any]) -> float:
+    """Takes four times as long as a rollout worker may stand still."""
+    before = len(beats)
+    while len(beats) < before + 16 and not any(isinstance(beat, Hanging) for beat in beats):
+        waiting.wait(0.01)
+    return 1.0
+
+
+def test_a_rollout_worker_that_waits_for_a_slow_reward_is_alive() -> None:
+    sent: list[Any] = []
+    line = Line(lambda message: (beats if isinstance(message, Beat | Hanging) else sent).append(message))
+    worker = Worker(CharacterPolicy(), None)  # type: ignore[arg-type]
+    worker.engine = ScriptedEngine([FIVE])  # type: ignore[assignment]
+    settings = make_settings(reward=f"{__name__}.slow_reward", max_turns=1)
+    request = EpisodeRequest("t0", {"id": "r0", "prompt": PROMPT}, 0, 0, 0)
+    line.inbox.put(Begin(1, [request], settings, is_all=True, is_streamed=False))
+    line.inbox.put(None)
+    beats.clear()
+    RolloutProcess(lambda: worker, timeout=0.4)(line)  # type: ignore[arg-type]
+    assert not any(isinstance(beat, Hanging) for beat in beats)
+    assert [group.trajectories[0].reward for group in sent if isinstance(group, GroupOver)] == [1.0]

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
-from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
+from geo_sokoban_pipeline.rollout.rollout import (
+    LostRequestsError,
+    TooManyFailuresError,
+    WrongEpisodesError,
+    load_rollout_fn,
+    rollout,
+)
 from geo_sokoban_pipeline.trajectories.schema import TableContext, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
@@ -253,3 +259,54 @@ def test_episodes_are_given_up_once_enough_groups_are_over():
         assert episode.loss_mask.sum() == 2, "what was sampled is kept"
     assert [env.closed for env in made] == [1] * 6
     check(episodes)
+
+
+def altered_rollout(engine, policy, requests, settings, *watching):
+    """Returns what `how` makes of the episodes."""
+    episodes = rollout(engine, policy, requests, settings, *watching)
+    return how(episodes)
+
+
+how = list
+
+
+@pytest.mark.parametrize(
+    ("alter", "said"),
+    [
+        (lambda given: given, None),
+        (lambda given: given[:-1], "missing: t2."),
+        (lambda given: [], "missing: t0, t1, t2."),
+        (lambda given: [*given, given[1]], "returned more than once: t1."),
+        (lambda given: [given[0], given[0], given[2]], "missing: t1; returned more than once: t0."),
+        (lambda given: [*given[:2], replace(given[2], trajectory_id="x")], "missing: t2; not asked for: x."),
+        (lambda given: given[::-1], "in another order: from t2 on."),
+        (lambda given: [given[0], given[2], given[1]], "in another order: from t2 on."),
+    ],
+)
+def test_an_own_rollout_function_returns_the_episodes_asked_for(monkeypatch, alter, said):
+    monkeypatch.setitem(globals(), "how", alter)
+    name = f"{__name__}.altered_rollout"
+    own = load_rollout_fn(make_settings(function=name).rollout)
+    requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, 0, n, n) for n in range(3)]
+    arguments = ScriptedEngine({n: [STOP] for n in range(3)}), CharacterPolicy(), requests, make_settings(max_turns=1)
+    if said is None:
+        assert [episode.trajectory_id for episode in own(*arguments)] == ["t0", "t1", "t2"]
+        return
+    with pytest.raises(WrongEpisodesError) as caught:
+        own(*arguments)
+    assert str(caught.value).startswith(f"rollout.function={name}: must return one trajectory per request")
+    assert str(caught.value).endswith(said)
+
+
+class ForgetfulEngine(ScriptedEngine):
+    """Answers the first request only."""
+
+    def poll(self):
+        return [] if self._answered else super().poll()
+
+
+def test_an_engine_that_loses_requests_ends_the_rollout():
+    requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, 0, n, n) for n in range(3)]
+    engine = ForgetfulEngine({n: [STOP] for n in range(3)})
+    with pytest.raises(LostRequestsError, match=r"^rollout.engine=scripted: it returned nothing while t0, t1 wait for a resp"):
+        rollout(engine, CharacterPolicy(), requests, make_settings(max_turns=1))

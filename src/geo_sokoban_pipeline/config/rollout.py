@@ -94,7 +94,8 @@ class RolloutOptions(StrictModel):
     server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
     function: str = Field(
         "geo_sokoban_pipeline.rollout.rollout.rollout",
-        description="`rollout(engine, policy, requests, settings, …) -> list[Trajectory]`: dotted path or `.py` file.",
+        description="`rollout(engine, policy, requests, settings, …) -> list[Trajectory]`, one per request and in their "
+        "order: dotted path or `.py` file.",
     )
     sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How responses are sampled.")
     max_turns: Count = Field(10, description="Responses of an episode at most.")
@@ -140,7 +141,8 @@ class RolloutOptions(StrictModel):
     worker_timeout: Seconds | None = Field(
         600.0,
         description="Seconds that a rollout worker may spend on environments and images between two calls of its "
-        "engine, or be silent, before it is replaced. None: unlimited.",
+        "engine, or be silent, before it is replaced. Waiting for rewards does not count: a judge needs a limit of its "
+        "own. None: unlimited.",
     )
     worker_restarts: CountOrZero = Field(
         3, description="Rollout workers that are replaced in one rollout at most; one more stops the run."

@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any, Literal
@@ -80,6 +81,7 @@ class RolloutSettings:
         task: name of the task; no object, because settings are sent to other processes.
         version: of the engine's weights.
         image_filter: changes every image before the policy sees it (image ablations); None: images stay.
+        awaiting: gives the context in which an episode waits for its reward.
     """
 
     env: EnvOptions
@@ -90,6 +92,7 @@ class RolloutSettings:
     task: str
     version: int = 0
     image_filter: ImageFilter | None = None
+    awaiting: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 # The running episode.
@@ -407,7 +410,9 @@ class Episode:
             try:
                 metrics |= self.env_calls(measure_episode, self.env) if self._result is None else self._result.metrics
                 if self._reward is not None:
-                    parts = check_reward(self._reward(), self._settings.reward.function)
+                    with self._settings.awaiting():
+                        given = self._reward()
+                    parts = check_reward(given, self._settings.reward.function)
             except Exception as error:  # a user's reward may raise anything; the trajectory records it
                 self._fail(error)
         close_environment(self.env, self.request.trajectory_id, self.env_calls)

@@ -10,7 +10,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from geo_sokoban_pipeline.formats import type_name
@@ -61,18 +61,13 @@ class EnvCalls:
             self._thread.start()
         future: Future[Result] = Future()
         self._calls.put((future, function, arguments))
-        try:
-            return future.result(self._seconds)
-        except TimeoutError:
-            if future.done():  # its own
-                raise
-            self.is_stuck = True
-            self._thread.name = STUCK
-            self.end()
-            name = getattr(function, "__name__", type(function).__name__)
-            raise EnvTimeoutError(
-                f"{name} of the environment took longer than rollout.env_timeout={self._seconds:g} s"
-            ) from None
+        if wait([future], self._seconds).done:
+            return future.result()
+        self.is_stuck = True
+        self._thread.name = STUCK
+        self.end()
+        name = getattr(function, "__name__", type(function).__name__)
+        raise EnvTimeoutError(f"{name} of the environment took longer than rollout.env_timeout={self._seconds:g} s")
 
     def end(self) -> None:
         """End the thread, as soon as it is free."""

@@ -8,6 +8,7 @@ others continue. `Episode` has the rules of turns, budgets and statuses.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -26,9 +27,19 @@ Enough = Callable[["list[Trajectory]"], bool]
 # (engine, policy, requests, settings[, progress, enough, supply]) → trajectories, as `rollout`
 RolloutFn = Callable[..., "list[Trajectory]"]
 
+_SHOWN = 5  # episodes that an error names
+
 
 class TooManyFailuresError(RuntimeError):
     """More episodes failed than `rollout.max_failed_share` allows."""
+
+
+class LostRequestsError(RuntimeError):
+    """The engine returned nothing while requests were in flight."""
+
+
+class WrongEpisodesError(ValueError):
+    """A user's rollout function returned other episodes than it was asked for."""
 
 
 class Supply(Protocol):
@@ -69,6 +80,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
 
     Raises:
         TooManyFailuresError: more than `rollout.max_failed_share` of the episodes failed; names the first error.
+        LostRequestsError: the engine returns nothing while requests are in flight; names it and their episodes.
     """
     build_env = load_object(settings.env.factory, default_name="build_env")
     reward = load_object(settings.reward.function, default_name="reward")
@@ -121,7 +133,10 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         if not pending:  # without a request, the engine is never polled
             break
         if not (results := engine.poll()) and not held:
-            break
+            waiting = [episode.request.trajectory_id for episode in episodes if episode.is_pending]
+            raise LostRequestsError(
+                f"rollout.engine={engine.name}: it returned nothing while {_names(waiting)} wait for a response."
+            )
         _split_time(engine_seconds, results, time.perf_counter() - began)
         # Environments start the slow work of all results before the first one is stepped.
         for result in results:
@@ -166,19 +181,48 @@ def load_rollout_fn(options: RolloutOptions) -> RolloutFn:
     return function if function is rollout else partial(_call_own, function, options.function)
 
 
-def _call_own(function: RolloutFn, name: str, *arguments: Any, **named: Any) -> list[Trajectory]:
+def _call_own(
+    function: RolloutFn,
+    name: str,
+    engine: RolloutEngine,
+    policy: Policy,
+    requests: Sequence[EpisodeRequest],
+    *arguments: Any,
+    **named: Any,
+) -> list[Trajectory]:
     """Call a user's rollout function and check its result.
 
     Raises:
         TypeError: it did not return a list of trajectories.
+        WrongEpisodesError: they are not those of the requests, in their order.
     """
-    given: Any = function(*arguments, **named)
+    given: Any = function(engine, policy, requests, *arguments, **named)
     if not isinstance(given, list) or not all(isinstance(episode, Trajectory) for episode in given):
         raise TypeError(
             f"rollout.function={name}: must return a list of Trajectory, one per request; it returned "
             f"{type_name(given)}"
         )
+    wanted = [request.trajectory_id for request in requests]
+    found = [episode.trajectory_id for episode in given]
+    if found != wanted:
+        kinds = {
+            "missing": [episode for episode in wanted if episode not in found],
+            "returned more than once": [episode for episode, count in Counter(found).items() if count > 1],
+            "not asked for": [episode for episode in dict.fromkeys(found) if episode not in wanted],
+        }
+        wrong = [f"{kind}: {_names(episodes)}" for kind, episodes in kinds.items() if episodes]
+        moved = next((one for one, other in zip(found, wanted, strict=False) if one != other), "")
+        raise WrongEpisodesError(
+            f"rollout.function={name}: must return one trajectory per request, in the order of the requests; "
+            f"{'; '.join(wrong) or f'in another order: from {moved} on'}."
+        )
     return given
+
+
+def _names(episodes: Sequence[str]) -> str:
+    """The first names of many."""
+    shown, further = ", ".join(episodes[:_SHOWN]), len(episodes) - _SHOWN
+    return f"{shown} and {further} more" if further > 0 else shown
 
 
 def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:

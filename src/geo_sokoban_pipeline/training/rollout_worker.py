@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -283,7 +283,7 @@ class Pulse:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """For the `with` block this process waits, or is within the engine, which has limits of its own."""
+        """For the `with` block this process waits, or is in the engine or a reward, which have limits of their own."""
         self._is_waiting = True
         try:
             yield
@@ -384,7 +384,8 @@ def _roll_out(worker: Worker, begin: Begin, line: Line, pulse: Pulse, ready: flo
         watching["enough"] = enough
     if rollout_fn is rollout and watching:
         watching["supply"] = supply
-    trajectories = rollout_fn(engine, worker.policy, begin.requests, begin.settings, **watching)
+    settings = replace(begin.settings, awaiting=pulse.waiting)  # a judge may be slow, and is not replaced
+    trajectories = rollout_fn(engine, worker.policy, begin.requests, settings, **watching)
     deliver(trajectories)
     busy = time.perf_counter() - began - supply.idle
     stuck = sum(thread.name == STUCK for thread in threading.enumerate())
