@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from geo_sokoban_pipeline.envs.data_identity import identify_data
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
+from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 from runs import ROOT
 
@@ -52,3 +55,17 @@ def test_the_data_root_of_another_environment_is_read_without_setting_it(tmp_pat
     assert paths(loader)[1] == "default"
     monkeypatch.delenv("GEO_SOKOBAN_DATA_ROOT")
     assert loader.globals_with({})["data_root"] == "data/test"
+
+
+def test_the_home_folder_in_the_data_root_is_one_folder_for_all(tmp_path, monkeypatch):
+    """As a .env file or a unit gives it, without a shell."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", "~/runs")
+    loader = make_loader()
+    home = str(tmp_path / "runs")
+    assert loader["globals"]["data_root"] == home
+    assert loader.globals_with({"GEO_SOKOBAN_DATA_ROOT": "~/runs"})["data_root"] == home
+    paths = [entry[key] for entry in loader["catalog"].values() for key in ("path", "filepath") if key in entry]
+    assert any(path.startswith(f"{home}/") for path in paths) and not any("~" in path for path in paths)
+    _, root = settings_of(SimpleNamespace(config_loader=loader, project_path=ROOT))
+    assert root == tmp_path / "runs"

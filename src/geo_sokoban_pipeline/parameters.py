@@ -46,7 +46,8 @@ class TrackingOptions(StrictModel):
     enabled: bool = Field(True, description="Off: neither MLflow nor wandb is even imported.")
     uri: str | None = Field(
         None,
-        description="MLflow tracking URI, without a password. None: the sqlite file mlflow.db in the data root.",
+        description="MLflow tracking URI, without a password. None: the sqlite file mlflow.db in the data root. "
+        "Artifacts lie beside a sqlite file; other servers choose their place.",
     )
     experiment: str = Field("geo_sokoban_pipeline", min_length=1, description="Name of the MLflow experiment.")
     sample_trajectories: bool = Field(True, description="Record the run's newest trajectory file as an artifact.")

@@ -17,6 +17,7 @@ from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.hooks import tracking, wandb_run
 from geo_sokoban_pipeline.hooks.tracked import (
     PromptTable,
+    artifact_folder,
     describe_prompts,
     episode_table,
     policy_table,
@@ -24,11 +25,11 @@ from geo_sokoban_pipeline.hooks.tracked import (
     read_lineage,
 )
 from geo_sokoban_pipeline.hooks.tracking import NOTE, MlflowRun, connect
-from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_wanted
+from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_wanted, read_sent
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
-from geo_sokoban_pipeline.runs.folders import WANDB_NOTE
-from geo_sokoban_pipeline.runs.storage import read_json, read_manifest, write_folder, write_json
+from geo_sokoban_pipeline.runs.folders import WANDB_NOTE, WANDB_SENT
+from geo_sokoban_pipeline.runs.storage import read_manifest, write_folder, write_json
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import Place, build_index
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
@@ -36,10 +37,13 @@ from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 TABLE = PromptTable("sokoban.prompts", "training", "d" * 32, 3, Path("/data/prompts.parquet"), "id1", "generated")
 
 
+ROOT = "runs #1 50%25 ü?x a%2Fb"  # a data root with all that a URI reads otherwise
+
+
 @pytest.fixture
 def store(tmp_path):
     """A client, a run of its own store, and the store's address."""
-    client, experiment, uri = connect(TrackingOptions(), tmp_path / "data")
+    client, experiment, uri = connect(TrackingOptions(), tmp_path / ROOT)
     folder = tmp_path / "models"
     folder.mkdir()
     return client, MlflowRun.create(client, experiment, uri, folder, "name"), uri
@@ -60,6 +64,33 @@ def test_prompts_are_described_by_their_content():
     )
     assert prompt_context("sokoban.prompts") == ("sokoban", "training")
     assert prompt_context("sokoban.raw_levels") is None and prompt_context("train_sokoban.prompts") is None
+
+
+def test_the_store_lies_in_the_data_root_whatever_its_name_is(store, tmp_path):
+    _, tracked, _ = store
+    (tmp_path / "models/report.html").write_text("<html>")
+    tracked.log_file(tmp_path / "models/report.html", "report")
+    assert {path.name for path in tmp_path.iterdir()} == {ROOT, "models"}
+    assert (tmp_path / ROOT / "mlflow.db").stat().st_size
+    assert len(list((tmp_path / ROOT / "mlartifacts").rglob("report/report.html"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder"),
+    [
+        (None, "/a b/mlartifacts"),
+        ("sqlite:////x/y.db", "/x/mlartifacts"),
+        ("sqlite:////x%20y/m.db?timeout=3", "/x y/mlartifacts"),
+        ("sqlite+pysqlite:////x/m.db", "/x/mlartifacts"),
+        ("sqlite:///m.db", str(Path.cwd() / "mlartifacts")),
+        ("sqlite:///:memory:", None),
+        ("http://127.0.0.1:5000", None),
+        ("postgresql://h/db", None),
+    ],
+)
+def test_artifacts_lie_beside_a_database_in_a_file(uri, folder):
+    found = artifact_folder(TrackingOptions(uri=uri), Path("/a b"))
+    assert found == (None if folder is None else Path(folder))
 
 
 def test_mlflow_keeps_an_input_once(store):
@@ -192,13 +223,15 @@ class RecordedRun:
     def log(self, values):
         self.logged.append(values)
 
+    def save(self, path, base_path, policy):
+        pass
+
     def finish(self, exit_code):
         self.ended = exit_code
 
 
 def test_each_point_goes_to_its_own_axis_once(tmp_path):
-    note = tmp_path / WANDB_NOTE
-    write_json(note, {"id": "1", "project": "p"})
+    write_json(tmp_path / WANDB_NOTE, {"id": "1", "project": "p", "sent": {"iterations": [7]}})
     row = {
         "iteration": 0,
         "rollout/raw_reward": 0.5,
@@ -206,7 +239,7 @@ def test_each_point_goes_to_its_own_axis_once(tmp_path):
         "eval/validation/sampled_solve_rate": 0.6,
     }
     run = RecordedRun()
-    tracked = WandbRun(run, note, {})
+    tracked = WandbRun(run, tmp_path)
     tracked.log_rows([row])
     tracked.log_rows([row, {"iteration": 1, "rollout/raw_reward": 1.0}])
     tracked.log_points([("warm_start/loss", 2.0, 10), ("eval/final/greedy_solve_rate", 0.9, 2)])
@@ -218,12 +251,15 @@ def test_each_point_goes_to_its_own_axis_once(tmp_path):
         {"warm_start/step": 10, "warm_start/loss": 2.0},
         {"iteration": 2, "eval/final/greedy_solve_rate": 0.9},
     ]
-    # The next command continues from the note, and sends nothing twice.
+    # The next command continues from what is noted, and sends nothing twice; the last line was torn by a kill.
+    with (tmp_path / WANDB_SENT).open("a") as file:
+        file.write('\n{"iterations": [2')
     later = RecordedRun()
-    continued = WandbRun(later, note, read_json(note)["sent"])
-    continued.log_rows([row, {"iteration": 2, "rollout/raw_reward": 2.0}])
+    continued = WandbRun(later, tmp_path)
+    continued.log_rows([row, {"iteration": 2, "rollout/raw_reward": 2.0}, {"iteration": 7, "rollout/raw_reward": 2.0}])
     continued.log_points([("warm_start/loss", 2.0, 10)])
     assert [entry.get("iteration") for entry in later.logged] == [2]
+    assert read_sent(tmp_path)[0] == {0, 1, 2, 7}
     continued.close("FAILED", RuntimeError("out of luck"))
     assert (later.ended, later.summary) == (1, {"error": "RuntimeError: out of luck"})
 
@@ -313,6 +349,50 @@ def test_tables_inputs_and_files_in_wandb_offline(monkeypatch, tmp_path):
         "<html>"
     ]
     assert exits == [0]
+
+
+def test_torn_files_end_no_command_and_leave_no_run_open(project, caplog, monkeypatch):
+    """Files of the first of two runs are torn while it goes on."""
+    torn = [
+        project.folder("06_models") / "policy/manifest.json",
+        project.folder("07_model_output") / "metrics/iter=00009.json",
+        project.folder("08_reporting") / "eval_summary.json",
+    ]
+    opened = {}
+
+    class Tearing(RecordedRun):
+        def log(self, values):
+            super().log(values)
+            for path in torn:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text('{"files": ')
+
+    def open_run(options, data_root, folder, name):
+        opened[name] = Tearing()
+        return WandbRun(opened[name], folder)
+
+    def refuse(*_):
+        raise OSError("no store today")
+
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setattr(tracking, "is_installed", lambda: True)
+    monkeypatch.setattr(tracking, "connect", refuse)
+    monkeypatch.setattr(wandb_run.WandbRun, "open", open_run)
+    project.run("train_sokoban", "update_sokoban", params={"tracking": {"enabled": True}})
+    assert [run.ended for run in opened.values()] == [0, 0]
+    for path in torn:
+        assert f"{path} is not readable JSON" in caplog.text
+    # What can be read is sent.
+    rows = [entry["iteration"] for entry in opened["train_sokoban/default"].logged if "rollout/raw_reward" in entry]
+    assert rows == [0, 1]
+
+
+def test_a_torn_note_of_mlflow_begins_a_new_run(store, tmp_path):
+    client, tracked, uri = store
+    experiment = client.get_run(tracked.mlflow_run_id).info.experiment_id
+    assert MlflowRun.resume(client, experiment, uri, tmp_path / "models").mlflow_run_id == tracked.mlflow_run_id
+    (tmp_path / "models/mlflow_run.json").write_text('{"mlflow')
+    assert MlflowRun.resume(client, experiment, uri, tmp_path / "models") is None
 
 
 def test_a_failing_service_leaves_the_other(project, caplog, monkeypatch):

@@ -308,5 +308,7 @@ class ForgetfulEngine(ScriptedEngine):
 def test_an_engine_that_loses_requests_ends_the_rollout():
     requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, 0, n, n) for n in range(3)]
     engine = ForgetfulEngine({n: [STOP] for n in range(3)})
-    with pytest.raises(LostRequestsError, match=r"^rollout.engine=scripted: it returned nothing while t0, t1 wait for a resp"):
+    with pytest.raises(
+        LostRequestsError, match=r"^rollout.engine=scripted: it returned nothing while t0, t1 wait for a resp"
+    ):
         rollout(engine, CharacterPolicy(), requests, make_settings(max_turns=1))

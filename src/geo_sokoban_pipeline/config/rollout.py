@@ -94,8 +94,8 @@ class RolloutOptions(StrictModel):
     server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
     function: str = Field(
         "geo_sokoban_pipeline.rollout.rollout.rollout",
-        description="`rollout(engine, policy, requests, settings, …) -> list[Trajectory]`, one per request and in their "
-        "order: dotted path or `.py` file.",
+        description="`rollout(engine, policy, requests, settings, …) -> list[Trajectory]`, one per request, in order: "
+        "dotted path or `.py` file.",
     )
     sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How responses are sampled.")
     max_turns: Count = Field(10, description="Responses of an episode at most.")

@@ -7,6 +7,7 @@ hooks (`kedro viz`) find the same files as `kedro run`. Parameters are read once
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,12 @@ def _without_deprecation() -> Iterator[None]:
         yield
 
 
+def _expanded(found: dict[str, Any]) -> dict[str, Any]:
+    """Globals with the data root that everything uses: no shell expands the `~` of a .env file or of a unit."""
+    root = found.get("data_root")
+    return found if root is None else {**found, "data_root": os.path.expanduser(str(root))}
+
+
 class ProjectConfigLoader(OmegaConfigLoader):
     """`OmegaConfigLoader` with the resolvers of the catalog, and lists in `--params`."""
 
@@ -52,7 +59,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
                 if isinstance(source, dict) and "run" in source:
                     source.setdefault("run_id", found.get("run_id", "default"))
             self[key] = found
-        return found
+        return _expanded(found) if key == "globals" else found
 
     def globals_with(self, variables: Mapping[str, str]) -> dict[str, Any]:
         """Globals of a command with these further environment variables; no variable is set here."""
@@ -64,10 +71,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
             OmegaConf.register_new_resolver("oc.env", env, replace=True)
             try:
                 # Kedro reads the files again, and resolves no --params in them.
-                found: dict[str, Any] = super().__getitem__("globals")
+                return _expanded(super().__getitem__("globals"))
             finally:
                 OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
-        return found
 
     def _register_resolvers(self) -> None:
         """Register the resolvers anew, as Kedro does with its own: resolvers belong to the process, not to a loader.

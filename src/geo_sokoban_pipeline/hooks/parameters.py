@@ -359,7 +359,7 @@ def check_model_names(merged: Mapping[str, Any], environment: Mapping[str, str])
 def settings_of(context: KedroContext) -> tuple[ProjectParameters, Path]:
     """Validated parameters and absolute data root of a context that `ParameterHooks` has checked."""
     parameters = validate_parameters(context.config_loader["parameters"], ProjectParameters)
-    root = Path(str(context.config_loader["globals"]["data_root"])).expanduser()
+    root = str(context.config_loader["globals"]["data_root"])
     return parameters, (Path(context.project_path) / root).resolve()
 
 
@@ -385,7 +385,7 @@ class CommandHooks:
 
         def find_root(root: Path) -> Path | None:
             found = loader.globals_with({DATA_ROOT: str(root)}).get("data_root")
-            return None if found is None else (project / Path(str(found)).expanduser()).resolve()
+            return None if found is None else (project / str(found)).resolve()
 
         self._command = Command(project, source, context.env, data_root, find_root)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote, unquote
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from geo_sokoban_pipeline.parameters import TrackingOptions
+
+OWN_STORE = "mlflow.db"  # in the data root; a run's note names it without its folder, so that the root may be moved
+ARTIFACTS = "mlartifacts"
+_DATABASE = re.compile(r"sqlite(?:\+\w+)?:///(?!:memory:)([^?]+)(?:\?.*)?")
 # Tables of prompts in the catalog, and what a run does with them, in MLflow's words.
 _CONTEXTS = {"prompts": "training", "validation_prompts": "validation", "eval_prompts": "evaluation"}
 # Folders of policies below a run's models, and their tags.
@@ -70,6 +76,21 @@ class PromptTable:
     path: Path
     data_id: str
     source: str
+
+
+def store_uri(options: TrackingOptions, data_root: Path) -> str:
+    """URI of the MLflow store: the given one, else that of the project's own database in the data root."""
+    path = str(data_root / OWN_STORE)
+    if options.uri is not None or unquote(path) == path and "?" not in path:
+        return options.uri or f"sqlite:///{path}"
+    # SQLAlchemy decodes %20 and cuts at a question mark; where the driver is named, MLflow makes no folder of its own.
+    return f"sqlite+pysqlite:///{quote(path)}"
+
+
+def artifact_folder(options: TrackingOptions, data_root: Path) -> Path | None:
+    """Where the artifacts of a new experiment go: beside a database in a file; None: the server chooses."""
+    database = _DATABASE.fullmatch(store_uri(options, data_root))
+    return None if database is None else Path(unquote(database[1])).resolve().parent / ARTIFACTS
 
 
 class Tracker(Protocol):

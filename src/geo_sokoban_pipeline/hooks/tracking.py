@@ -18,8 +18,8 @@ import os
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,8 +33,11 @@ from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.terminal import write_result
 from geo_sokoban_pipeline.hooks.tracked import (
+    ARTIFACTS,
+    OWN_STORE,
     PromptTable,
     Tracker,
+    artifact_folder,
     describe_prompts,
     episode_table,
     evaluation_points,
@@ -44,6 +47,7 @@ from geo_sokoban_pipeline.hooks.tracked import (
     prompt_context,
     read_lineage,
     source_lineage,
+    store_uri,
     warm_start_points,
 )
 from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_installed, is_wanted
@@ -51,7 +55,7 @@ from geo_sokoban_pipeline.masking import without_login
 from geo_sokoban_pipeline.runs.folders import DATA_NOTE, MLFLOW_NOTE, RunFolders, sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker, typed_command
-from geo_sokoban_pipeline.runs.storage import MANIFEST, read_json, write_json
+from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, find_json, read_json, write_json
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 
 if TYPE_CHECKING:
@@ -63,7 +67,6 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.parameters import ProjectParameters, TrackingOptions
 
 NOTE = MLFLOW_NOTE
-OWN_STORE = "mlflow.db"  # in the data root; a run's note names it without its folder, so that the root may be moved
 # Every row has at least one of these, so their steps are the rows that MLflow already has.
 _IN_EVERY_ROW = ("perf/step_time", "rollout/episodes", "rollout/raw_reward")
 
@@ -82,7 +85,7 @@ def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, st
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
-    uri = options.uri or f"sqlite:///{data_root / OWN_STORE}"
+    uri = store_uri(options, data_root)
     if options.uri is None:
         data_root.mkdir(parents=True, exist_ok=True)
         follow_move(data_root)
@@ -90,10 +93,10 @@ def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, st
     experiment = client.get_experiment_by_name(options.experiment)
     if experiment is not None:
         return client, experiment.experiment_id, uri
-    # Beside the project's own database; another server chooses the place itself.
-    location = (data_root / "mlartifacts").as_uri() if options.uri is None else None
+    # Without a place of their own, the artifacts of a database would go to ./mlruns of the working folder.
+    folder = artifact_folder(options, data_root)
     try:
-        made = client.create_experiment(options.experiment, artifact_location=location)
+        made = client.create_experiment(options.experiment, artifact_location=folder and folder.as_uri())
         return client, made, uri
     except MlflowException:
         # Another run has created it since: two runs may start together.
@@ -122,12 +125,12 @@ def follow_move(data_root: Path) -> None:
     database = data_root / OWN_STORE
     if not database.is_file():
         return
-    here = (data_root / "mlartifacts").as_uri()
+    here = (data_root / ARTIFACTS).as_uri()
     with closing(sqlite3.connect(database, timeout=10)) as connection, connection:
         places = connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall()
         for (place,) in places:
             # Only what this project has placed: another experiment of the store may lie anywhere.
-            if place and place != here and place.startswith("file:") and place.endswith("/mlartifacts"):
+            if place and place != here and place.startswith("file:") and place.endswith(f"/{ARTIFACTS}"):
                 connection.execute(
                     "UPDATE experiments SET artifact_location = ? WHERE artifact_location = ?", (here, place)
                 )
@@ -167,10 +170,7 @@ class MlflowRun:
         """The MLflow run noted in a run's folder, or None where there is none in this store and experiment."""
         from mlflow.exceptions import MlflowException
 
-        note = folder / NOTE
-        if not note.is_file():
-            return None
-        stored = read_json(note)
+        stored = _stored_note(folder)
         if (_portable(str(stored.get("tracking_uri"))), stored.get("experiment_id")) != (
             _portable(uri),
             experiment_id,
@@ -309,6 +309,13 @@ class MlflowRun:
         self._client.set_terminated(self.mlflow_run_id, status)
 
 
+def _stored_note(folder: Path) -> dict[str, Any]:
+    """The note of a run's MLflow run; `{}` where there is none that can be read."""
+    with suppress(CorruptFolderError):
+        return find_json(folder / NOTE) or {}
+    return {}
+
+
 def flatten(values: Mapping[str, Any]) -> dict[str, str]:
     """Nested mappings as {dotted name: text}; lists and numbers as JSON, text as it is."""
     return {
@@ -332,7 +339,7 @@ def process_tags(project_path: Path) -> dict[str, str]:
 
 def _portable(uri: str) -> str:
     """The store's URI without a login; of the project's own store without the data root, which may be moved."""
-    return OWN_STORE if uri.startswith("sqlite:") and uri.endswith(f"/{OWN_STORE}") else without_login(uri)
+    return OWN_STORE if uri.startswith(("sqlite:", "sqlite+")) and uri.endswith(f"/{OWN_STORE}") else without_login(uri)
 
 
 # Hooks: each iteration is sent once; an error of MLflow never ends a run.
@@ -389,10 +396,11 @@ class TrackingHooks:
         if not self._runs.get(run) or (run, dataset_name) in self._inputs or prompt_context(dataset_name) is None:
             return
         self._inputs.add((run, dataset_name))
-        note = self._folders(run).models / DATA_NOTE
-        if note.is_file():
-            table = describe_prompts(dataset_name, data, self._data_root, read_json(note))
-            self._send(run, f"log the input {dataset_name}", methodcaller("log_input", table))
+        doing = f"log the input {dataset_name}"
+        with self._reading(run, doing):
+            if note := find_json(self._folders(run).models / DATA_NOTE):
+                table = describe_prompts(dataset_name, data, self._data_root, note)
+                self._send(run, doing, methodcaller("log_input", table))
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
@@ -459,8 +467,7 @@ class TrackingHooks:
         if any(tracker.mlflow_run_id == mlflow_run_id for tracker in own):
             return True
         folder = RunFolders.of(self._data_root, run, run_id).models
-        note = folder / NOTE
-        if not note.is_file() or read_json(note).get("mlflow_run_id") != mlflow_run_id:
+        if _stored_note(folder).get("mlflow_run_id") != mlflow_run_id:
             return True  # of another data root, or of a run that has been cleared since: cannot be decided here
         assert self._parameters is not None
         # This command has the locks of its own runs, and continues their MLflow runs.
@@ -471,54 +478,72 @@ class TrackingHooks:
         return RunFolders.of(self._data_root, run, self._parameters.run_id)
 
     def _log_evaluation(self, run: str, summary: Mapping[str, Any]) -> None:
-        loop = getattr(getattr(self._parameters, run, None), "loop", None)
-        points = evaluation_points(summary, loop.iterations if loop is not None else 0)
-        self._send(run, "log the evaluation", methodcaller("log_points", points))
-        self._send(run, "log the evaluation", methodcaller("set_tags", evaluation_tags(summary)))
+        doing = "log the evaluation"
+        with self._reading(run, doing):
+            loop = getattr(getattr(self._parameters, run, None), "loop", None)
+            points = evaluation_points(summary, loop.iterations if loop is not None else 0)
+            self._send(run, doing, methodcaller("log_points", points))
+            self._send(run, doing, methodcaller("set_tags", evaluation_tags(summary)))
 
     def _log_tables(self, run: str, folders: RunFolders) -> None:
         """Send the headline and the rows of the evaluation, and its episodes."""
-        file = folders.reports / "eval_summary.json"
-        if not file.is_file():
-            return
-        from geo_sokoban_pipeline.trajectories.index import read_index
+        doing = "log the evaluation"
+        with self._reading(run, doing):
+            summary = find_json(folders.reports / "eval_summary.json")
+            if summary is None:
+                return
+            from geo_sokoban_pipeline.trajectories.index import read_index
 
-        summary = read_json(file)
-        if headline := write_result(summary):
-            stale = find_stale(summary, max(sealed_checkpoints(folders.models), default=-1) + 1)
-            note = f"{headline}{f', of {stale}' if stale else ''}"
-            self._send(run, "log the evaluation", methodcaller("set_tags", {"mlflow.note.content": note}))
-        kind = "held_out_trajectories" if run.startswith("train_") else "eval_trajectories"
-        index = read_index(folders.outputs, task_or_plain, [kind])
-        episodes = episode_table(index, [str(name) for name in summary.get("policies") or []])
-        for name, columns in (("policies", policy_table(summary)), ("episodes", episodes)):
-            if columns:
-                place = f"evaluation/{name}"
-                self._send(run, f"log the table {place}", methodcaller("log_table", place, columns))
+            if headline := write_result(summary):
+                stale = find_stale(summary, max(sealed_checkpoints(folders.models), default=-1) + 1)
+                note = f"{headline}{f', of {stale}' if stale else ''}"
+                self._send(run, doing, methodcaller("set_tags", {"mlflow.note.content": note}))
+            kind = "held_out_trajectories" if run.startswith("train_") else "eval_trajectories"
+            index = read_index(folders.outputs, task_or_plain, [kind])
+            episodes = episode_table(index, [str(name) for name in summary.get("policies") or []])
+            for name, columns in (("policies", policy_table(summary)), ("episodes", episodes)):
+                if columns:
+                    place = f"evaluation/{name}"
+                    self._send(run, f"log the table {place}", methodcaller("log_table", place, columns))
 
     def _send_lineage(self, run: str) -> None:
-        tags = read_lineage(self._folders(run).models)
-        self._send(run, "log where its policies come from", methodcaller("set_tags", tags))
+        doing = "log where its policies come from"
+        with self._reading(run, doing):
+            self._send(run, doing, methodcaller("set_tags", read_lineage(self._folders(run).models)))
 
     def _finish(self, status: str, error: Exception | None = None) -> None:
-        assert self._parameters is not None
         for run in list(self._runs):
-            folders = self._folders(run)
             if error is None and self._runs[run]:
-                rows, steps = _stored_rows(folders.outputs), warm_start_points(_history(folders.models))
-                self._send(run, "log stored metrics", methodcaller("log_rows", rows))
-                self._send(run, "log the warm start", methodcaller("log_points", steps))
-                self._send_lineage(run)
-                self._log_tables(run, folders)
-                for path, place in artifacts_of(folders, self._parameters.tracking.sample_trajectories):
-                    self._send(run, f"log {path.name}", methodcaller("log_file", path, place))
+                self._send_stored(run, self._folders(run))
             self._send(run, "close the run", methodcaller("close", status, error))
         self._runs = {}
+
+    def _send_stored(self, run: str, folders: RunFolders) -> None:
+        """Send what a run has stored and its trackers may not have."""
+        assert self._parameters is not None
+        with self._reading(run, "log stored metrics"):
+            self._send(run, "log stored metrics", methodcaller("log_rows", _stored_rows(folders.outputs)))
+        with self._reading(run, "log the warm start"):
+            steps = warm_start_points(_history(folders.models))
+            self._send(run, "log the warm start", methodcaller("log_points", steps))
+        self._send_lineage(run)
+        self._log_tables(run, folders)
+        with self._reading(run, "log its files"):
+            for path, place in artifacts_of(folders, self._parameters.tracking.sample_trajectories):
+                self._send(run, f"log {path.name}", methodcaller("log_file", path, place))
 
     def _close_interrupted(self) -> None:
         for run in list(self._runs):
             self._send(run, "close the run", methodcaller("close", "KILLED", None))
         self._runs = {}
+
+    @contextmanager
+    def _reading(self, run: str, doing: str) -> Iterator[None]:
+        """Reading what a run has stored; a failure is a warning, and its trackers get the rest."""
+        try:
+            yield
+        except Exception as error:  # a torn file must not end hours of training, nor leave other runs open
+            log.warning("could not %s of %s for its trackers. %s: %s", doing, run, type(error).__name__, error)
 
     def _send(self, run: str, doing: str, send: Callable[[Tracker], None]) -> None:
         for tracker in list(self._runs.get(run, ())):

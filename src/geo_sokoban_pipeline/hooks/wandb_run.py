@@ -8,16 +8,18 @@ for, so the run's folder notes what has been sent.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.hooks.tracked import PromptTable, points_of
 from geo_sokoban_pipeline.preflight.machine import WANDB_KEY
-from geo_sokoban_pipeline.runs.folders import WANDB_NOTE
-from geo_sokoban_pipeline.runs.storage import read_json, write_json
+from geo_sokoban_pipeline.runs.folders import WANDB_NOTE, WANDB_SENT
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, find_json, write_json
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.parameters import TrackingOptions
@@ -43,11 +45,10 @@ class WandbRun:
 
     service = "Weights & Biases"
 
-    def __init__(self, run: Any, note: Path, sent: Mapping[str, Any]) -> None:
+    def __init__(self, run: Any, folder: Path) -> None:
         self._run = run
-        self._note = note
-        self._rows = set(sent.get("iterations", []))
-        self._points = {(name, step) for name, step in sent.get("points", [])}
+        self._sent = folder / WANDB_SENT
+        self._rows, self._points = read_sent(folder)
         for prefix, axis in _AXES.items():
             run.define_metric(axis, hidden=True)
             run.define_metric(f"{prefix}*", step_metric=axis)
@@ -62,9 +63,11 @@ class WandbRun:
         """
         import wandb
 
-        note = folder / WANDB_NOTE
-        stored = read_json(note) if note.is_file() else {}
+        note, stored = folder / WANDB_NOTE, {}
+        with suppress(CorruptFolderError):
+            stored = find_json(note) or {}
         if stored.get("project") != options.experiment:
+            (folder / WANDB_SENT).unlink(missing_ok=True)
             stored = {"id": uuid.uuid4().hex[:12], "project": options.experiment}
         place = Path(os.environ.get("WANDB_DIR") or data_root)
         place.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ class WandbRun:
             if before is None:
                 os.environ.pop(_SERVICE, None)
         write_json(note, stored)
-        return cls(run, note, stored.get("sent", {}))
+        return cls(run, folder)
 
     def describe(self, tags: Mapping[str, str], parameters: Mapping[str, Any]) -> None:
         """Record parameters and tags as the run's configuration."""
@@ -103,7 +106,7 @@ class WandbRun:
             if iteration not in self._rows:
                 self._log(points_of(row))
                 self._rows.add(iteration)
-                self._remember()
+                self._remember({"iterations": [iteration]})
 
     def log_points(self, points: Iterable[tuple[str, float, int]]) -> None:
         """Record (metric, value, step); those that have been sent are left out."""
@@ -111,7 +114,7 @@ class WandbRun:
         if new:
             self._log(new)
             self._points |= {(name, step) for name, _, step in new}
-            self._remember()
+            self._remember({"points": [[name, step] for name, _, step in new]})
 
     def log_input(self, table: PromptTable) -> None:
         """Record a table of prompts in the run's configuration."""
@@ -156,7 +159,21 @@ class WandbRun:
         for (axis, step), values in by_axis.items():
             self._run.log({axis: step, **values})
 
-    def _remember(self) -> None:
-        stored = read_json(self._note)
-        points = sorted([name, step] for name, step in self._points)
-        write_json(self._note, {**stored, "sent": {"iterations": sorted(self._rows), "points": points}})
+    def _remember(self, sent: Mapping[str, Any]) -> None:
+        with self._sent.open("a", encoding="utf-8") as file:
+            file.write(f"\n{json.dumps(sent)}")  # begins a line: a killed command may have left a torn one
+
+
+def read_sent(folder: Path) -> tuple[set[int], set[tuple[str, int]]]:
+    """Iterations, and points (name, step), that the W&B run of a folder has been sent; a torn line tells nothing."""
+    rows, points = set[int](), set[tuple[str, int]]()
+    note, file = folder / WANDB_NOTE, folder / WANDB_SENT
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    with suppress(CorruptFolderError):
+        lines.append(json.dumps((find_json(note) or {}).get("sent", {})))  # of a run that an earlier version began
+    for line in lines:
+        with suppress(ValueError):
+            sent = json.loads(line)
+            rows |= set(sent.get("iterations", []))
+            points |= {(name, step) for name, step in sent.get("points", [])}
+    return rows, points

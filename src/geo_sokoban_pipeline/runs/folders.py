@@ -28,11 +28,12 @@ from geo_sokoban_pipeline.runs.storage import (
 MODELS, OUTPUTS, REPORTS = "06_models", "07_model_output", "08_reporting"  # layers that hold runs, as in the catalog
 DATA_NOTE = "data.json"  # of a run, and of a task's data: what the tables follow from
 MLFLOW_NOTE, WANDB_NOTE = "mlflow_run.json", "wandb_run.json"  # in the folder of a run's models
+WANDB_SENT = "wandb_sent.jsonl"  # beside them: what W&B has been sent, a line each time
 
 
 ASIDE = ".replaced"  # in each folder of a run: what `fresh=true` replaces, until the new run has committed something
 JOURNAL = "replaced.json"  # beside the lock: how far that is
-NOTES = (DATA_NOTE, MLFLOW_NOTE, WANDB_NOTE, COMMANDS_FILE, "budget.json")  # written before any result
+NOTES = (DATA_NOTE, MLFLOW_NOTE, WANDB_NOTE, WANDB_SENT, COMMANDS_FILE, "budget.json")  # written before any result
 _CHECKPOINTED = ("train_", "update_")  # runs that commit by checkpoints
 
 
