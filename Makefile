@@ -1,5 +1,6 @@
 # Set-up, run and checks. Every target works on a bare checkout with Python 3.11; a second call installs nothing.
 #
+#   PYTHON       interpreter for the environments, e.g. make run PYTHON=/opt/python3.11/bin/python3
 #   TORCH_INDEX  package index of torch, e.g. https://download.pytorch.org/whl/cu129. Empty: a wheel that pip's own
 #                find-links offers, else the CPU build.
 #   RUN_ID       folder of the run, e.g. make run RUN_ID=seed2
@@ -68,17 +69,31 @@ SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
 
+# Make the virtual environment $(1) unless it is there. constraints.txt pins versions for the Python that is tested.
+define MAKE_VENV
+@test -x $(1)/bin/python || { \
+minor=$$($(PYTHON) -c 'import sys; print(sys.version_info.minor if sys.version_info.major == 3 else 0)' 2> /dev/null) || minor=none; \
+way="install Python 3.11, or name it: make $(or $(firstword $(MAKECMDGOALS)),install) PYTHON=/path/to/python3.11"; \
+case "$$minor" in \
+11) ;; \
+none) echo "PYTHON=$(PYTHON): there is no such program; $$way" >&2; exit 1 ;; \
+[0-9]|10) echo "PYTHON=$(PYTHON): this is Python 3.$$minor, too old; $$way" >&2; exit 1 ;; \
+*) echo "PYTHON=$(PYTHON): this is Python 3.$$minor, but 3.11 alone is tested; if the installation fails, $$way" >&2 ;; \
+esac; \
+$(PYTHON) -m venv $(1); }
+endef
+
 # What `kedro run` needs, without the tools of the developers.
 $(RUN_STAMP): pyproject.toml constraints.txt
+	$(call MAKE_VENV,$(VENV))
 	@echo 'Installing into $(VENV), which takes a minute or two'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL_TORCH)
 	$(PIP) -e .
 	touch $@
 
 $(DEV_STAMP): pyproject.toml constraints.txt
+	$(call MAKE_VENV,$(VENV))
 	@echo 'Installing into $(VENV), which takes a minute or two'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL_TORCH)
 	$(PIP) -e '.[dev]'
 	touch $(RUN_STAMP) $@
@@ -88,7 +103,8 @@ install: $(DEV_STAMP) ## Make .venv with everything, tests and notebooks include
 # Train on a task, $(1), and say where the report is.
 define TRAIN
 $(BIN)/python -m kedro run --pipelines=train_$(1) '--params=run_id=$(RUN_ID)$(if $(PARAMS),$(COMMA)$(PARAMS))'
-@report="$${GEO_SOKOBAN_DATA_ROOT:-data}/08_reporting/train_$(1)/$(RUN_ID)/report.html"; \
+@root=$$($(BIN)/python -c 'import os; print(os.path.expanduser(os.getenv("GEO_SOKOBAN_DATA_ROOT") or "data"))'); \
+report="$$root/08_reporting/train_$(1)/$(RUN_ID)/report.html"; \
 test -f "$$report" || { echo "No report at $$report" >&2; exit 1; }; \
 echo "Report: $$report"
 endef
@@ -126,8 +142,8 @@ docs: $(DEV_STAMP) ## Write docs/parameters.md, execute the notebooks on the sto
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
+	$(call MAKE_VENV,$(PEER_VENV))
 	@echo 'Installing into $(PEER_VENV), which takes a minute or two'
-	test -x $(PEER_VENV)/bin/python || $(PYTHON) -m venv $(PEER_VENV)
 	$(subst $(BIN),$(PEER_VENV)/bin,$(INSTALL_TORCH))
 	$(subst $(BIN),$(PEER_VENV)/bin,$(PIP)) -r requirements/trl.txt -e .
 	touch $@
@@ -148,8 +164,8 @@ mutants: $(DEV_STAMP) ## Put 300 random faults into a copy of the code, one at a
 	$(BIN)/python -m benchmarks.mutants $(MUTANTS_ARGS)
 
 $(SGLANG_STAMP): requirements/sglang-$(SGLANG).txt $(if $(filter cpu,$(SGLANG)),$(wildcard scripts/sglang_cpu/*.py))
+	$(call MAKE_VENV,$(SGLANG_VENV))
 	@echo 'Installing into $(SGLANG_VENV), which takes a minute or two'
-	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
 ifeq ($(SGLANG),cpu)
 	$(subst $(PIP),$(SGLANG_PIP) -c constraints.txt,$(INSTALL_TORCH))
 	$(SGLANG_PIP) --no-deps -r $<

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -188,6 +189,34 @@ def test_make_targets(target, words):
     done = run("make", "--dry-run", "--always-make", target, "RUN_ID=seed2")
     assert done.returncode == 0, done.stderr
     assert all(word in done.stdout for word in words), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "said", "goes_on"),
+    [
+        (None, "there is no such program; install Python 3.11, or name it: make run PYTHON=", False),
+        ("3.9", "this is Python 3.9, too old; install Python 3.11, or name it: make run PYTHON=", False),
+        ("3.13", "this is Python 3.13, but 3.11 alone is tested; if the installation fails, install", True),
+        ("3.11", "", True),
+    ],
+)
+def test_make_says_in_one_line_which_python_it_needs(tmp_path, version, said, goes_on):
+    """The interpreter only tells its version, and fails to make an environment."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    if version is not None:
+        program = tmp_path / "python"
+        minor = version.split(".")[1]
+        program.write_text(f'#!/bin/sh\n[ "$1" = -c ] && echo {minor} || {{ echo venv wanted; exit 1; }}\n')
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["make", "run", f"PYTHON={tmp_path}/python"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0 and ("venv wanted" in done.stdout) == goes_on
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert lines == [line for line in lines if line.startswith(f"PYTHON={tmp_path}/python: {said}")]
+    assert len(lines) == bool(said)
 
 
 def test_make_takes_torch_from_the_given_index():

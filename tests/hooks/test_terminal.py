@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,8 @@ from kedro.framework.project import configure_project, pipelines
 
 from geo_sokoban_pipeline.formats import percent
 from geo_sokoban_pipeline.hooks.terminal import TerminalHooks, write_result
+from geo_sokoban_pipeline.hooks.tracked import store_uri
+from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.storage import write_json
 
@@ -65,9 +68,9 @@ def test_the_result_of_an_older_checkpoint_is_called_one(tmp_path, caplog):
     assert "of an earlier command" in said[1]
 
 
-def start_hooks(tmp_path, stored, iterations, *, warm=True):
+def start_hooks(tmp_path, stored, iterations, *, warm=True, env="test", **parameters):
     """The hooks of a command that trains a run of which this much is stored."""
-    folders = RunFolders.of(tmp_path, "train_sokoban", "default")
+    folders = RunFolders.of(tmp_path, "train_sokoban", parameters.get("run_id", "default"))
     for number in range(max(0, stored - 3), stored):
         (folders.models / f"checkpoints/iter={number:05d}").mkdir(parents=True)
         (folders.models / f"checkpoints/iter={number:05d}/manifest.json").write_text("{}")
@@ -76,11 +79,11 @@ def start_hooks(tmp_path, stored, iterations, *, warm=True):
         (folders.models / "policy/manifest.json").write_text("{}")
     configure_project("geo_sokoban_pipeline", preserve_logging=True)
     loader = {
-        "parameters": {"train_sokoban": {"loop": {"iterations": iterations}}},
+        "parameters": {"train_sokoban": {"loop": {"iterations": iterations}}, **parameters},
         "globals": {"data_root": str(tmp_path)},
     }
     hooks = TerminalHooks()
-    hooks.after_context_created(SimpleNamespace(config_loader=loader, project_path=tmp_path, env="test"))
+    hooks.after_context_created(SimpleNamespace(config_loader=loader, project_path=tmp_path, env=env))
     hooks.before_pipeline_run(pipelines["train_sokoban"])
     return hooks
 
@@ -111,3 +114,36 @@ def test_from_where_a_run_goes_on(tmp_path, caplog, stored, iterations, warm, li
         assert text.startswith(f"train_sokoban/default: {line}")
     (told,) = hooks.tell_interrupted()
     assert told.startswith(f"train_sokoban/default: stopped. {left}")
+
+
+@pytest.mark.parametrize("env", ["test", None])
+@pytest.mark.parametrize("uri", [None, "sqlite:////x y/m.db", "http://127.0.0.1:5000"])
+@pytest.mark.parametrize(("root", "run_id"), [("runs #1 50%25 ü?'x", "1.10"), ("runs", "default")])
+def test_ways_on_can_be_pasted_and_mean_the_run(tmp_path, monkeypatch, caplog, env, uri, root, run_id):
+    caplog.set_level(logging.INFO, "geo_sokoban_pipeline.hooks.terminal")
+    monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", root)
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / root
+    place.mkdir()
+    (place / "notebooks").mkdir()
+    (place / "notebooks/01_explore_trajectories.ipynb").touch()
+    report = RunFolders.of(place, "train_sokoban", run_id).reports / "report.html"
+    report.parent.mkdir(parents=True)
+    report.touch()
+    start_hooks(place, 3, 3, env=env, run_id=run_id, tracking={"uri": uri}).after_pipeline_run()
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("hooks.terminal")]
+    ways = [shlex.split(line, comments=True) for line in lines if line.startswith("  ")]
+    assert len(ways) == 5
+    for words, kind in zip(ways, ("evaluate", "control", "browse"), strict=False):
+        on = [*([] if env is None else ["--env=test"]), *([] if run_id == "default" else ["--params", "run_id=1.10"])]
+        assert words == [f"GEO_SOKOBAN_DATA_ROOT={root}", "kedro", "run", f"--pipelines={kind}_sokoban", *on]
+    variables = dict(word.split("=", 1) for word in ways[3] if word.startswith("GEO_SOKOBAN_"))
+    chosen = {} if env is None else {"GEO_SOKOBAN_ENV": "test"}
+    run = {"GEO_SOKOBAN_RUN": "train_sokoban", "GEO_SOKOBAN_RUN_ID": run_id}
+    assert variables == {"GEO_SOKOBAN_DATA_ROOT": root, **chosen, **run}
+    assert ways[3][-3:-1] == ["jupyter", "lab"] and os.path.exists(ways[3][-1])
+    if uri is not None and uri.startswith("http"):
+        assert ways[4] == [uri]
+    else:
+        start = ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false", "mlflow", "ui", "--workers", "1", "--backend-store-uri"]
+        assert ways[4] == [*start, uri or store_uri(TrackingOptions(), place)]

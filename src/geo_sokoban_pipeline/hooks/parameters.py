@@ -27,8 +27,9 @@ from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.stored import other_settings
 from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, RunStore, SourceError
+from geo_sokoban_pipeline.runs.provenance import DATA_ROOT
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
-from geo_sokoban_pipeline.studies.plan import DATA_ROOT, Command
+from geo_sokoban_pipeline.studies.plan import Command
 from geo_sokoban_pipeline.tasks import TASKS
 
 if TYPE_CHECKING:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
 from geo_sokoban_pipeline.formats import find_stale, in_percent
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
+from geo_sokoban_pipeline.hooks.tracked import store_uri
 from geo_sokoban_pipeline.runs.folders import RunFolders, sealed_checkpoints
+from geo_sokoban_pipeline.runs.provenance import on_data_root, suggest_command
 from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, read_json
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _TRAIN = "train_"
 _CHECK = "check_"
+_NOTEBOOK = "notebooks/01_explore_trajectories.ipynb"
+_MLFLOW = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1"
 _LOOP = "train_grpo"  # the node's name without its namespace
 
 
@@ -57,6 +63,7 @@ class TerminalHooks:
         self._parameters: ProjectParameters | None = None
         self._data_root = Path()
         self._env: str | None = None
+        self._project = Path()
         self._runs: list[_Run] = []
         self._began = 0.0
 
@@ -64,7 +71,7 @@ class TerminalHooks:
     def after_context_created(self, context: KedroContext) -> None:
         """Remember parameters, data root and environment."""
         self._parameters, self._data_root = settings_of(context)
-        self._env = context.env
+        self._env, self._project = context.env, Path(context.project_path)
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline) -> None:
@@ -121,20 +128,25 @@ class TerminalHooks:
 
     def _ways_on(self, run: _Run) -> list[str]:
         assert self._parameters is not None
-        task = run.name.removeprefix(_TRAIN)
-        env = f" --env={self._env}" if self._env and self._env != "local" else ""
-        which = "" if run.run_id == "default" else f" --params run_id={run.run_id}"
-        lines = [
-            f"go on: kedro run --pipelines=evaluate_{task}{env}{which} (evaluates any checkpoint)",
-            f"       kedro run --pipelines=control_{task}{env}{which} (the same time spent on more of the warm start)",
-            f"       kedro run --pipelines=browse_{task}{env}{which} (a site with every episode)",
-            "       jupyter lab notebooks/01_explore_trajectories.ipynb (the same in Python)",
-        ]
+        task, env = run.name.removeprefix(_TRAIN), self._env if self._env != "local" else None
+        meanings = {
+            "evaluate": "evaluates any checkpoint",
+            "control": "the same time spent on more of the warm start",
+            "browse": "a site with every episode",
+        }
+        ways = [(suggest_command(f"{kind}_{task}", run.run_id, env=env), text) for kind, text in meanings.items()]
+        if (self._project / _NOTEBOOK).is_file():
+            chosen = {"GEO_SOKOBAN_ENV": env, "GEO_SOKOBAN_RUN": run.name, "GEO_SOKOBAN_RUN_ID": run.run_id}
+            words = [f"{name}={shlex.quote(value)}" for name, value in chosen.items() if value is not None]
+            place = shlex.quote(os.path.relpath(self._project / _NOTEBOOK))
+            ways.append((on_data_root(" ".join([*words, "jupyter lab", place])), "the same in Python"))
         tracking = self._parameters.tracking
         if tracking.enabled:
-            uri = tracking.uri or f"sqlite:///{self._data_root / 'mlflow.db'}"
-            lines.append(f"       mlflow ui --workers 1 --backend-store-uri {uri} (metrics over runs)")
-        return lines
+            uri = store_uri(tracking, self._data_root)
+            server = f"{_MLFLOW} --backend-store-uri {shlex.quote(uri)}"
+            ways.append((uri if uri.startswith("http") else server, "metrics over runs"))
+        # What stands behind a command is a comment of the shell, so that the line can be pasted.
+        return ["go on:", *(f"  {way}  # {text}" for way, text in ways)]
 
 
 def _announce(run: _Run, options: TrainOptions) -> None:

@@ -9,6 +9,7 @@ A node reads the file through the catalog entry `{run}.commands` (a list of entr
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json, wri
 _PROGRAM = ("src", "conf")  # what results depend on, of a checkout
 _COMPUTING = ("geo-sokoban-pipeline", "kedro", "torch", "transformers", "pyarrow", "numpy")
 _PROCESSORS = Path("/proc/cpuinfo")
+DATA_ROOT = "GEO_SOKOBAN_DATA_ROOT"  # in the environment: the data root of a command
 COMMANDS_FILE = "commands.json"
 RENEWAL_SECONDS = 5.0  # between two renewals of an entry: what `kill -9` may lose of the total
 
@@ -127,6 +130,34 @@ def typed_command() -> str:
     # Kedro names itself `python -m kedro`, where it was started as a module: three words of a shell.
     start = name.split() if name.startswith("python -m ") else [name]
     return shlex.join([*start, *map(mask_word, words)])
+
+
+def suggest_command(pipeline: str, run_id: str, *options: str, env: str | None = None) -> str:
+    """A `kedro run` on a run that can be pasted into a shell: in the environment and on the data root of this command.
+
+    Args:
+        options: further words.
+        env: configuration environment; None: that of the words of this process, if they name one.
+    """
+    words = ["kedro", "run", f"--pipelines={pipeline}", *options]
+    if env := env or _typed_env():
+        words.append(f"--env={env}")
+    if run_id != "default":
+        words += ["--params", f"run_id={run_id}"]
+    return on_data_root(shlex.join(words))
+
+
+def on_data_root(command: str) -> str:
+    """A command of a shell with the data root that this process was given by its variable, if it was."""
+    root = os.environ.get(DATA_ROOT)
+    return command if root is None else f"{DATA_ROOT}={shlex.quote(root)} {command}"
+
+
+def _typed_env() -> str | None:
+    for word, following in pairwise([*sys.argv, ""]):
+        if word.startswith("--env=") or word in ("--env", "-e"):
+            return word.removeprefix("--env=") if "=" in word else following
+    return None
 
 
 def describe_maker(project: Path, *, benchmarks: bool = False) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from geo_sokoban_pipeline.config.study import StudyDefinition
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.provenance import DATA_ROOT
 from geo_sokoban_pipeline.runs.storage import MANIFEST
 from geo_sokoban_pipeline.tasks import task_of
 
-DATA_ROOT = "GEO_SOKOBAN_DATA_ROOT"
 Kind = Literal["train", "control", "evaluate"]
 # Longest first, so that no worker is left alone with a long run at the end.
 _ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")

@@ -10,6 +10,7 @@ from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.study import AuditOptions
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.runs.folders import RunFolders, SourceError
+from geo_sokoban_pipeline.runs.provenance import suggest_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +66,7 @@ def audit_stored(
 
     run = f"train_{task}"
     if not checkpoints:
-        refuse(SourceError(f"{run}/{run_id} has no checkpoint yet: kedro run --pipelines={run} makes one."))
+        refuse(SourceError(f"{run}/{run_id} has no checkpoint yet: {suggest_command(run, run_id)} makes one."))
     newest = checkpoints[max(checkpoints)]
     rules = RunRules.of(newest["manifest"])
     splits, known = _read_splits(runs, run, run_id, task)
@@ -134,7 +135,7 @@ def judge_stored(audit: dict[str, Any]) -> None:
     """Log the result; a finding ends the command with exit code 1."""
     from geo_sokoban_pipeline.evaluation.audit import AuditError, judge_audit
 
-    again = f"kedro run --pipelines={audit['run']} --tags=report"
+    again = suggest_command(audit["run"], audit["run_id"], "--tags=report")
     logger.info("%s, with the parameters of the training, puts this audit into the run's report", again)
     try:
         judge_audit(audit)
