@@ -63,7 +63,7 @@ class WandbRun:
         """
         import wandb
 
-        note, stored = folder / WANDB_NOTE, {}
+        note, stored = folder / WANDB_NOTE, dict[str, Any]()
         with suppress(CorruptFolderError):
             stored = find_json(note) or {}
         if stored.get("project") != options.experiment:

@@ -5,6 +5,7 @@ The programs are small ones of the standard library; what a supervisor does is t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,8 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServerProcess, find_ports, is_free
-from servers import all_gone
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import start_router
+from servers import all_gone, launch_options
 
 # A program with a child in its group, and one that has left it, as daemons do; all three deaf to SIGTERM if asked.
 FAMILY = """
@@ -143,3 +146,47 @@ def test_ports():
         taken.bind(("127.0.0.1", ports[0]))
         taken.listen()
         assert not is_free("127.0.0.1", ports[0])
+
+
+ROUTER = """\
+#!{python}
+import sys, http.server, pathlib
+words = dict(zip(sys.argv, sys.argv[1:]))
+tries = pathlib.Path({tries!r})
+with tries.open("a") as file:
+    file.write(words["--port"] + "\\n")
+if len(tries.read_text().splitlines()) <= {taken}:
+    sys.exit("Error: Address already in use (os error 98)")
+
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+http.server.HTTPServer((words["--host"], int(words["--port"])), Ready).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(("taken", "starts"), [(0, True), (2, True), (3, False)])
+def test_a_router_whose_port_was_taken_meanwhile_tries_another_one(tmp_path: Path, taken: int, starts: bool) -> None:
+    program, tries = tmp_path / "python", tmp_path / "tries"
+    program.write_text(ROUTER.format(python=sys.executable, tries=str(tries), taken=taken))
+    program.chmod(0o755)
+    options = launch_options(python=str(program), router="sticky")
+
+    async def start() -> None:
+        router, client = await start_router(options, ["http://127.0.0.1:1"], 1)
+        try:
+            assert await client.is_ready("/readiness")
+        finally:
+            await client.close()
+            router.end()
+
+    if starts:
+        asyncio.run(start())
+    else:
+        with pytest.raises(ServerLost, match="Address already in use"):
+            asyncio.run(start())
+    ports = tries.read_text().splitlines()
+    assert len(ports) == min(taken + 1, 3) == len(set(ports))

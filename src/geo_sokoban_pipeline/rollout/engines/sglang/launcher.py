@@ -252,6 +252,10 @@ class LaunchedRouter:
         """Exit code and last log lines of an exited router; None while it runs."""
         return None if self._process.alive else f"exit code {self._process.exit_code}:\n{self._process.tail()}"
 
+    def found_port_taken(self) -> bool:
+        """Whether the process exited because its port was taken."""
+        return not self._process.alive and self._process.has_logged(_PORT_TAKEN)
+
     def end(self) -> None:
         """End the router."""
         self._process.end()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
@@ -310,9 +310,7 @@ class Fleet:
             facts.append(server.facts)
         if self.options.router != "none":
             urls = [server.url for server in self.servers]
-            self._router = await asyncio.to_thread(LaunchedRouter, self.options, urls)
-            self._router_client = ServerClient(self._router.url, faults, places * len(urls))
-            await self._router_client.wait_until_ready("/readiness", self._router.lost)
+            self._router, self._router_client = await start_router(self.options, urls, places * len(urls))
         self._watches = [asyncio.create_task(server.watch()) for server in self.servers]
         return combine_facts(facts)
 
@@ -513,6 +511,34 @@ class Fleet:
                 f"rollout.server.faults.restarts={allowed}: {fault}.{log} The same command continues from the last "
                 "checkpoint."
             ) from fault
+
+
+async def start_router(
+    options: ServerOptions, workers: Sequence[str], places: int
+) -> tuple[LaunchedRouter, ServerClient]:
+    """A router in front of servers, ready, and a client of it.
+
+    Args:
+        workers: addresses of the servers.
+        places: requests in flight at most.
+
+    Raises:
+        ServerLost: it does not start.
+    """
+    for attempt in count(1):
+        router = await asyncio.to_thread(LaunchedRouter, options, workers)
+        client = ServerClient(router.url, options.faults, places)
+        try:
+            await client.wait_until_ready("/readiness", router.lost)
+            break
+        except BaseException as error:
+            # Another program took a free port meanwhile: try other ones.
+            retry = isinstance(error, ServerLost) and router.found_port_taken() and attempt < _PORT_TRIES
+            await client.close()
+            await asyncio.to_thread(router.end)
+            if not retry:
+                raise
+    return router, client
 
 
 def combine_facts(facts: Sequence[ServerFacts]) -> ServerFacts:
