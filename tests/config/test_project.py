@@ -8,15 +8,33 @@ from geo_sokoban_pipeline.config import ParameterError, validate_parameters
 from geo_sokoban_pipeline.parameters import ProjectParameters
 
 
-@pytest.mark.parametrize(("given", "run_id"), [("seed2", "seed2"), (2, "2"), (1.5, "1.5"), ("a.b-c_d", "a.b-c_d")])
+@pytest.mark.parametrize(
+    ("given", "run_id"), [("seed2", "seed2"), ("2", "2"), ("1.10", "1.10"), ("a.b-c_d", "a.b-c_d")]
+)
 def test_run_ids_are_text(given, run_id):
     assert validate_parameters({"run_id": given}, ProjectParameters).run_id == run_id
 
 
-@pytest.mark.parametrize("given", ["", "../other", "a/b", ".hidden", "-x", "a b", True, None, "x" * 101, ["a"], 1e30])
+@pytest.mark.parametrize("given", ["", "../other", "a/b", ".hidden", "-x", "a b", "x" * 101])
 def test_run_ids_are_names_of_folders(given):
     with pytest.raises(ParameterError, match="run_id.*name of a folder"):
         validate_parameters({"run_id": given}, ProjectParameters)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (2, "run_id=2: a text is needed, and YAML reads a number. Quote it"),
+        (1.10, "run_id=1.1: a text is needed, and YAML reads a number. Quote it"),
+        (True, "run_id=true: a text is needed, and YAML reads true or false. Quote it"),
+        (None, "run_id=null: input should be a valid string"),
+        (["a"], 'run_id=["a"]: input should be a valid string'),
+    ],
+)
+def test_run_ids_are_quoted_where_yaml_reads_something_else(given, said):
+    with pytest.raises(ParameterError) as caught:
+        validate_parameters({"run_id": given}, ProjectParameters)
+    assert str(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize("given", ["", "../../etc", "/etc", "a/b", "Train", "..", ".", "train_sokoban/seed2", 3, None])

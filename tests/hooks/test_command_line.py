@@ -101,6 +101,12 @@ def test_what_no_run_can_have_is_refused_in_one_line(type_command, tmp_path, wor
         ("run: [", "it is not readable YAML"),
         ("pipelines: [data_sokoban]", "it must hold a section `run:`"),
         ("run: nothing", "it must hold a section `run:`"),
+        ("run: {params: {run_id: 1.10}}", "run_id=1.10: a text is needed. Quote it: '1.10'."),
+        (
+            "run: {params: {evaluate_geo3k: {source: {checkpoint: 007}}}}",
+            "evaluate_geo3k.source.checkpoint=007: a text",
+        ),
+        ("run: {params: {seed: 010}}", "seed=010: YAML reads 8 here."),
     ],
 )
 def test_a_file_of_arguments_that_is_none(type_command, tmp_path, text, line):

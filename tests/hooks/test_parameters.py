@@ -48,7 +48,7 @@ def test_what_belongs_to_one_command_is_refused_in_files(project, name, value):
 
 def test_every_node_knows_run_id_and_fresh(project):
     project.run("train_sokoban")
-    project.run("train_sokoban", params={"run_id": 2, "seed": 7, "fresh": True})
+    project.run("train_sokoban", params={"run_id": "2", "seed": 7, "fresh": True})
     assert project.seen == [
         {"seed": 0, "run_id": "default", "fresh": False},
         {"seed": 7, "run_id": "2", "fresh": True},

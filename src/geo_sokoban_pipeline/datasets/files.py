@@ -15,6 +15,7 @@ from kedro.utils import load_obj
 from geo_sokoban_pipeline.datasets.tables import under_id
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, open_policy, write_policy
+from geo_sokoban_pipeline.runs.provenance import suggest_command
 from geo_sokoban_pipeline.runs.storage import (
     MANIFEST,
     explain_storage_errors,
@@ -192,6 +193,10 @@ class _FilledFolderDataset(AbstractDataset[Filler, Content]):
     def _describe(self) -> dict[str, Any]:
         return {"path": self._path.as_posix()}
 
+    def _made_by(self) -> str:
+        """The command that fills the folder, which lies in that of its run."""
+        return suggest_command(self._path.parent.parent.name, self._path.parent.name)
+
 
 class ExportDataset(_FilledFolderDataset[dict[str, Callable[[], Any]]]):
     """One folder of exported parquet tables with a card, which other programs open."""
@@ -203,7 +208,7 @@ class ExportDataset(_FilledFolderDataset[dict[str, Callable[[], Any]]]):
             DatasetError: nothing is stored here; or caused by a `CorruptFolderError` that names the damaged file.
         """
         if read_manifest(self._path) is None:
-            raise DatasetError(f"{self._path} holds no export; kedro run --pipelines=export_<task> makes one.")
+            raise DatasetError(f"{self._path} holds no export; {self._made_by()} makes one.")
         return {path.parent.name: partial(_read, path) for path in sorted(self._path.glob("*/train-*.parquet"))}
 
 
@@ -213,7 +218,7 @@ class SiteDataset(_FilledFolderDataset[Path]):
     def save(self, data: Filler) -> None:
         """Store a site in place of the one before, and say where it opens."""
         super().save(data)
-        logger.info("open file://%s in a browser", self.load().absolute())
+        logger.info("open %s in a browser", self.load().absolute().as_uri())
 
     def load(self) -> Path:
         """The page that opens the site.
@@ -222,7 +227,7 @@ class SiteDataset(_FilledFolderDataset[Path]):
             DatasetError: nothing is stored here.
         """
         if not self._exists():
-            raise DatasetError(f"{self._path} holds no site; kedro run --pipelines=browse_<task> makes one.")
+            raise DatasetError(f"{self._path} holds no site; {self._made_by()} makes one.")
         return self._path / "index.html"
 
 

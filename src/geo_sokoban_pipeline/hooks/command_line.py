@@ -52,6 +52,7 @@ _NULL = ("", "~", "null", "Null", "NULL")
 _NOT_FINITE = (".inf", "-.inf", ".nan")
 _INTEGER = re.compile(r"0|[1-9]\d*")
 _UNLIKE_NUMBERS = re.compile(r".*_|[-+]?0\d")
+_CONFIGURED = ".run.params."  # before the names of parameters in a file of `--config`
 _COMMA = "\\x2c"  # a comma within double quotes of YAML
 _ORDER = (
     "the parts of a GRPO iteration must be saved one after the other, the checkpoint last, because it commits the "
@@ -288,11 +289,19 @@ def check_config(file: str) -> None:
     if not path.is_file():
         stop(f"--config={file}: no such file.")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         stop(f"--config={file}: it is not readable YAML ({' '.join(str(error).split())}).")
     if not isinstance(content, dict) or not isinstance(content.get("run"), dict):
         stop(f"--config={file}: it must hold a section `run:` with the options of the command, such as `pipelines`.")
+    try:
+        for name, scalar in _scalars("", node):
+            place = name.removeprefix(_CONFIGURED)
+            if place != name and _is_text(place, scalar) and not isinstance(yaml.safe_load(scalar.value), str):
+                raise ParameterError(f"{place}={scalar.value}: a text is needed. Quote it: '{scalar.value}'.")
+    except ParameterError as error:
+        stop(f"--config={file}: {error}")
 
 
 def check_environment(conf_source: Path, env: str | None) -> None:

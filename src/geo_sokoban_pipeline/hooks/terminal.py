@@ -98,6 +98,8 @@ class TerminalHooks:
             if report.is_file():
                 is_new = report.stat().st_mtime >= self._began
                 lines.append(f"report{'' if is_new else ' of an earlier command'}: {report}")
+            if run.name == "compare" and run.run_id == "default":
+                lines.append("the next comparison writes over it, unless it has a run_id of its own")
             if run.name.startswith(_TRAIN) and report.is_file():
                 lines += self._ways_on(run)
             for line in lines:

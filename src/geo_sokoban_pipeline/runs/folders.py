@@ -386,7 +386,7 @@ class RunStore:
         found = [name if "/" in name else f"{default}/{name}" for name in names]
         if len(set(found)) < 2:
             raise SourceError(
-                f"runs=[{','.join(names)}]: give two runs or more, such as --params runs=[default,seed2]. {known}"
+                f"runs=[{','.join(names)}]: give two runs or more, such as --params 'runs=[default,seed2]'. {known}"
             )
         for name in found:
             if name not in stored:
