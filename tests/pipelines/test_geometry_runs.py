@@ -23,6 +23,7 @@ SHARED = {
     "policy",
     "mode",
     "episodes",
+    "clusters",
     "solved",
     "solve_rate",
     "low",
@@ -102,7 +103,9 @@ def test_summary_metrics_and_report(run):
         *((policy, mode) for policy in ("warm_start", *ablated) for mode in ("sampled", "greedy")),
         *((policy, "-") for policy in ("label", "most_frequent", "teacher (plausible)")),
     }
-    assert all(set(row) == SHARED | OWN for row in rows.values())
+    changes = {name for name in rows if "change" in rows[name]}
+    assert changes == {(name, mode) for name in ablated[1:] for mode in ("sampled", "greedy")}
+    assert all(set(row) - {"change"} == SHARED | OWN for row in rows.values())
     assert rows["label", "-"]["solve_rate"] == 1.0
     row = read_json(root / "07_model_output" / f"train_{task}" / "default" / "metrics" / "iter=00002.json")
     assert {
