@@ -31,7 +31,7 @@ class BatchEngine(ScriptedEngine):
 
 
 def bomb(number: int) -> str:
-    """An answer that passes the rules of the default grader, and that math-verify does not finish in its time."""
+    """An answer that passes the rules of the default grader, and that algebra does not finish in its time."""
     return f"(x+y+{number})^{{99}}(x-y)^{{99}}(x+3y)^{{99}}"
 
 
