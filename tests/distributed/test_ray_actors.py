@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+from geo_sokoban_pipeline.distributed.ray_actors import files_of
 
 
 def test_the_module_of_actors_imports_no_torch() -> None:
@@ -15,3 +18,16 @@ def test_the_module_of_actors_imports_no_torch() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_all_files_but_a_folders_manifests_travel(tmp_path: Path) -> None:
+    names = ["b.json", "a/manifest.json", "a/c.safetensors", "manifest.json", "a/d/e.json"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    found = {
+        pattern: [str(path.relative_to(tmp_path)) for path in files_of(tmp_path, pattern)]
+        for pattern in ("*", "*.json")
+    }
+    assert found == {"*": ["a/c.safetensors", "a/d/e.json", "b.json"], "*.json": ["a/d/e.json", "b.json"]}
+    assert files_of(tmp_path) == files_of(tmp_path, "*")

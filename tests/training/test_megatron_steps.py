@@ -109,18 +109,17 @@ def test_both_runs_of_a_layout_have_equal_bits(
     assert all(torch.equal(weight, second.weights[name]) for name, weight in first.weights.items())
 
 
-@slow
+@pytest.mark.parametrize("layout", [T2, pytest.param(T2D2, marks=slow)])
 def test_sft_counts_each_sample_once(
-    four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]]
+    four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]], layout: str
 ) -> None:
     alone = TorchBackend(copied(splittable), optimizer_options("muon"))
     expected = alone.step(batches["boards"], SftObjective(), RATE)
-    for layout in (T2, T2D2):
-        policy = copied(splittable)
-        with four_ranks.group(policy, layout) as workers:
-            backend = build_backend(policy, optimizer_options("muon"), workers=workers)
-            found = backend.step(batches["boards"], SftObjective(), RATE)
-        assert found == pytest.approx(expected, rel=1e-6), layout
+    policy = copied(splittable)
+    with four_ranks.group(policy, layout) as workers:
+        backend = build_backend(policy, optimizer_options("muon"), workers=workers)
+        found = backend.step(batches["boards"], SftObjective(), RATE)
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 @slow

@@ -192,6 +192,11 @@ def test_unknown_weights_are_refused(tiny_policy):
         TransformersEngine(tiny_policy).update_weights(nonsense, 1)
 
 
+def test_a_model_without_weights_gives_none(tiny_policy):
+    with pytest.raises(ValueError, match="holds a part of the policy"):
+        WeightSource.of_model(copy.deepcopy(tiny_policy.model).to("meta"))
+
+
 def test_aborted_requests_are_answered(talker):
     engine = TransformersEngine(talker)
     talks = [Talk(number, Plan(number, 0, (3,)), talker) for number in range(3)]
