@@ -7,6 +7,7 @@ rendering of the same messages, and the formats of the files. Further checks of 
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sqlite3
@@ -203,6 +204,8 @@ class _EntryAudit:
         for iteration in self._chosen:
             self._check_iteration(self._iterations[iteration], each)
             progress.advance(len(self._iterations[iteration]))
+            if not gc.isenabled():
+                gc.collect()  # an environment of one's own may leave cycles
         self.checked["texts"] = self.texts.responses
         uncommitted = (
             f"{len(self.beyond)} iterations lie beyond the newest checkpoint: the next command makes them again"

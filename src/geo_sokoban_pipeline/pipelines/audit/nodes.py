@@ -61,7 +61,7 @@ def audit_stored(
     from geo_sokoban_pipeline.policies.policy import load_encoding
     from geo_sokoban_pipeline.preflight.stored import missing_checkpoints
     from geo_sokoban_pipeline.training.audit_scores import audit_scores
-    from geo_sokoban_pipeline.training.runtime import freeze_survivors
+    from geo_sokoban_pipeline.training.runtime import collector_paused, freeze_survivors
     from geo_sokoban_pipeline.trajectories.parquet import partition
 
     run = f"train_{task}"
@@ -76,8 +76,9 @@ def audit_stored(
     goes_on = not runs.is_complete(SourceOptions(run=run, run_id=run_id))
     entries = entries_of_run(run, parts, splits, iterations=newest["iteration"] + 1, goes_on=goes_on)
     encoding = load_encoding(policy.path)
-    freeze_survivors()  # libraries and prompts; else every collection between episodes walks them
-    checks = audit_entries(entries, encoding, rules)
+    freeze_survivors()  # libraries and prompts, which every collection would walk
+    with collector_paused():
+        checks = audit_entries(entries, encoding, rules)
     checks += audit_edits(folders.outputs, contract=False)
     checks += audit_splits(splits, rules, shared=known)
     if options.versions and options.scored_share:
