@@ -28,6 +28,7 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.runs.fingerprint import unflatten
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.batch import build_sample, sampled_by
+from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.token_scoring import sampling_temperature, with_blank_images
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
@@ -46,6 +47,7 @@ def audit_scores(
         policies: folder of each policy version that is stored.
     """
     values = unflatten(rules.settings)
+    prepare_process(values.get("threads"))  # as the trainer; more threads on a small policy only wait for each other
     weights = _StoredWeights(
         PolicyOptions.model_validate(values["policy"]), OptimizerOptions.model_validate(values["optimizer"]), policies
     )
