@@ -87,7 +87,15 @@ def test_unequal_copies_and_none():
     row = count_solved(solved, clusters)
     low, high = wilson_interval(row["solve_rate"] * 24, 24)
     assert (row["low"], row["high"]) == pytest.approx((low, high), abs=0.06)
-    assert count_solved([])["clusters"] == 0 and cluster_interval([], []) == (0.0, 1.0)
+    assert count_solved([], [])["clusters"] == 0 and cluster_interval([], []) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("successes", "sizes"), [([199, 0], [200, 1]), ([1, 0], [1, 200]), ([0, 1], [400, 1]), ([639, 0, 0], [640, 1, 1])]
+)
+def test_two_clusters_of_very_unequal_size_say_next_to_nothing(successes, sizes):
+    low, high = cluster_interval(successes, sizes)
+    assert low <= sum(successes) / sum(sizes) <= high and high - low > 0.9
 
 
 # Clusters, about how many episodes each, correlation within them, share → least coverage; 95 % are wanted.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.evaluation.metrics import mcnemar, paired_test
@@ -67,10 +69,32 @@ def test_as_many_gained_as_lost_is_no_change():
     assert (found.difference, found.p_value, found.is_change) == (0.0, 1.0, False)
 
 
-def test_equal_policies_leave_open_what_so_few_prompts_cannot_show():
-    found = paired_test(outcomes(*"10" * 50), outcomes(*"10" * 50))
-    assert (found.difference, found.p_value) == (0.0, 1.0)
-    assert (found.low, found.high) == pytest.approx((-0.037, 0.037), abs=5e-4)  # z² / (n + z²), n = 100 (Tango, 1998)
+@pytest.mark.parametrize(
+    ("prompts", "gained", "lost"), [(100, 0, 0), (64, 4, 0), (263, 2, 0), (640, 4, 0), (300, 1, 0)]
+)
+def test_what_so_few_changes_cannot_show_is_left_open(prompts, gained, lost):
+    found = paired_test(outcomes(*"0" * prompts), outcomes(*"1" * gained, *"0" * (prompts - gained)))
+    assert not found.is_change and found.low < 0 <= found.difference < found.high
+    none = paired_test(outcomes(*"0" * prompts), outcomes(*"0" * prompts))
+    assert none.high - none.low <= found.high - found.low
+
+
+# Prompts, share gained, share lost.
+@pytest.mark.parametrize(
+    ("prompts", "up", "down"), [(64, 0.02, 0.02), (300, 0.01, 0.01), (300, 0.02, 0.005), (300, 0.3, 0.05)]
+)
+def test_coverage_of_a_difference(prompts, up, down):
+    """The interval holds the true difference in at least 92 % of the samples, and hardly ever contradicts the test."""
+    held = agreed = 0
+    drawn = np.random.default_rng(1).multinomial(prompts, [up, down, 1 - up - down], size=300)
+    for (gained, lost, _), times in Counter(map(tuple, drawn.tolist())).items():
+        found = paired_test(
+            outcomes(*"0" * gained, *"1" * lost, *"0" * (prompts - gained - lost)),
+            outcomes(*"1" * gained, *"0" * (prompts - gained)),
+        )
+        held += times * (found.low <= up - down <= found.high)
+        agreed += times * (found.is_change == (found.low > 0 or found.high < 0))
+    assert held >= 0.92 * 300 and agreed >= 0.97 * 300
 
 
 @pytest.mark.parametrize("copies", ["1 " * 8, "1" * 8], ids=["rows", "samples"])

@@ -106,7 +106,10 @@ def test_seven_runs_of_several_tasks_are_drawn():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "runs=[]: give two runs or more, such as --params runs=[default,seed2]. Stored are train_geo3k/default,"),
+        (
+            [],
+            "runs=[]: give two runs or more, such as --params 'runs=[default,seed2]'. Stored are train_geo3k/default,",
+        ),
         (["default"], "runs=[default]: give two runs"),
         (["default", "train_sokoban/default"], "give two runs"),
         (

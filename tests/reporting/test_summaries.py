@@ -55,8 +55,12 @@ def test_headline_says_what_the_intervals_say(first, last, main, verdict):
     ("change", "main", "verdict"),
     [
         # Intervals that overlap leave open what the same prompts decide, and the other way round.
-        (PairedTest(640, 0.05, 0.02, 0.08, 50, 18, 0.0001), "raised", "+5.0 points [2.0 to 8.0]: 50 gained, 18 lost"),
-        (PairedTest(640, 0.05, -0.01, 0.1, 50, 40, 0.3), "made no significant change", "p = 0.300"),
+        (
+            PairedTest(640, 0.05, 0.02, 0.08, 50, 18, 0.0001, 640),
+            "raised",
+            "+5.0 points [2.0 to 8.0]: 50 gained, 18 lost",
+        ),
+        (PairedTest(640, 0.05, -0.01, 0.1, 50, 40, 0.3, 640), "made no significant change", "p = 0.300"),
         (PairedTest(640, 0.05, 0.02, 0.08, 50, 18, 0.02, 57), "raised", "Over the same 640 levels of 57 wall layouts,"),
         (PairedTest(1, 0.05, -0.2, 0.3, 1, 0, 0.5, 1), "no significant change", "Over the same 1 level, the"),
     ],

@@ -9,6 +9,7 @@ import yaml
 
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.parameters import section_model
+from geo_sokoban_pipeline.runs.storage import write_json
 from geo_sokoban_pipeline.studies.plan import merge, plan_members
 from geo_sokoban_pipeline.studies.run import StudyFolder
 
@@ -211,7 +212,9 @@ def test_a_new_generation_forgets_what_was_finished(tmp_path):
     # A record that was not deleted in time does not count either.
     folder.record(old).write_bytes(stored)
     assert folder.is_outdated(old) and not folder.is_finished(old)
-    folder.note_begun(old)
+    folder.note_replaced(old)
+    assert folder.is_outdated(old)
+    write_json(old.folders.outputs / "commands.json", [{"command": "kedro run"}])
     assert not folder.is_outdated(old) and not folder.is_finished(old)
     folder.write_record(old, 1.0, 1, {})
     assert folder.is_finished(old)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from geo_sokoban_pipeline.parameters import section_model
-from geo_sokoban_pipeline.runs.storage import write_json
+from geo_sokoban_pipeline.runs.storage import read_json, write_json
 from geo_sokoban_pipeline.studies.plan import StudyRun, plan_members
 from geo_sokoban_pipeline.studies.results import (
     ResultsError,
@@ -130,7 +130,7 @@ def evaluated(policies: list[str], solved: dict[tuple[str, str], int], prompts: 
         return [*ones, {"length": 3, "solved": max(0, count - half), "episodes": half}]
 
     rows = [
-        {"policy": policy, "mode": mode, "solved": count, "episodes": prompts, "by_length": cells(count)}
+        {"policy": policy, "mode": mode, "solved": count, "episodes": prompts, "clusters": 5, "by_length": cells(count)}
         for (policy, mode), count in solved.items()
     ]
     about = {"prompts": prompts, "layouts": 5, "move_limit": 10, "data_id": data, "prompts_hash": data}
@@ -228,3 +228,9 @@ def test_results_of_a_study_are_those_of_its_members(tmp_path):
         (4, "final", 10),
         (7, "final", 11),
     ]
+
+    old = read_json(members[0].summary)
+    for row in old["rows"]:
+        del row["clusters"]
+    write_json(members[0].summary, old)
+    assert "intervals" not in collect_results("tried", study, members, folder)

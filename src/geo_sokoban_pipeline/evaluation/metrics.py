@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, cluster_interval, mean_of, wilson_interval
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, cluster_interval, mean_of
 from geo_sokoban_pipeline.rewards.text import repetition
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -34,7 +34,7 @@ class PairedTest:
         low, high: 95 % interval of the difference over clusters, see `cluster_interval`.
         gained, lost: pairs that only the second policy solved, and only the first.
         p_value: of McNemar's test over clusters.
-        clusters: how many; None: every row is one.
+        clusters: how many there are, 1 or more and at most the pairs.
     """
 
     prompts: int
@@ -44,7 +44,7 @@ class PairedTest:
     gained: int
     lost: int
     p_value: float
-    clusters: int | None = None
+    clusters: int
 
     @property
     def is_change(self) -> bool:
@@ -114,14 +114,13 @@ def mcnemar(gains: Sequence[int]) -> float:
 def _difference_interval(gains: Sequence[int], sizes: Sequence[int]) -> tuple[float, float]:
     """95 % interval of Σ gains / Σ sizes, in [−1, 1]: that of the share of pairs won, half of the ties among them.
 
-    Without any gain it is that of Tango (1998) for pairs that all agree, over clusters: the share of clusters that
-    could change is at most the upper end of the Wilson interval of none.
+    One cluster of mean size that gained and one that lost are added first (Bonett and Price, 2012): where few pairs
+    changed, or none, their spread alone would say too little.
     """
-    if not any(gains):
-        _, most = wilson_interval(0, len(sizes))
-        return -most, most
-    low, high = cluster_interval([(gain + size) / 2 for gain, size in zip(gains, sizes, strict=True)], sizes)
-    return 2 * low - 1, 2 * high - 1
+    difference, mean = sum(gains) / sum(sizes), sum(sizes) / len(sizes)
+    counted = [*zip(gains, sizes, strict=True), (mean, mean), (-mean, mean)]
+    low, high = cluster_interval([(gain + size) / 2 for gain, size in counted], [size for _, size in counted])
+    return min(difference, 2 * low - 1), max(difference, 2 * high - 1)
 
 
 def read_finished(task: Task, trajectory: Trajectory, row: Mapping[str, Any]) -> FinishedEpisode:

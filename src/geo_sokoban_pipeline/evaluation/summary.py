@@ -64,9 +64,12 @@ def evaluate_policies(
     tables: dict[str, pa.Table] = {}
     task = task_of(options.task).evaluated_in(options.env.factory)
     ablated = image_ablations(chosen, options, seed) if ablations else []
+    clusters = describe_clusters(task, chosen)
     for number, (name, folder) in enumerate(policies.items()):
         plans = _plan_rows(name, chosen, options, ablated if number == len(policies) - 1 else [])
-        rows, parts = _evaluate_policy(run, seed, number, folder, plans, chosen, options, launcher)
+        rows, parts = _evaluate_policy(
+            run, seed, number, folder, plans, chosen, clusters["cluster_of"], options, launcher
+        )
         summary_rows += rows
         tables |= parts
     if baselines:
@@ -76,7 +79,7 @@ def evaluate_policies(
         "run": run,
         "prompts": len(chosen),
         "prompts_hash": hash_rows(chosen),
-        **describe_clusters(task, chosen),
+        **clusters,
         **task.describe_prompts(chosen, options),
         "policies": list(policies),
         "checkpoints": {name: identify_policy(folder) for name, folder in policies.items()},
@@ -187,6 +190,7 @@ def _evaluate_policy(
     folder: PolicyFolder,
     plans: Sequence[_Plan],
     prompts: Rows,
+    clusters: Mapping[str, str],
     options: TrainOptions,
     launcher: Launcher | None,
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
@@ -195,7 +199,6 @@ def _evaluate_policy(
     task = task_of(options.task).evaluated_in(options.env.factory)
     rows, trajectories = [], []
     seeing: dict[str, Successes] = {}
-    clusters = describe_clusters(task, prompts)["cluster_of"]
     observed = False
     with closing(build_engine(policy, options.rollout, launcher)) as engine:
         for plan in plans:

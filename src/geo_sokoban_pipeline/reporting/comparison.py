@@ -268,7 +268,7 @@ def _test_line(first: ComparedRun, run: ComparedRun, name: str, test: PairedTest
     shared = count(test.prompts) if test.prompts >= largest else f"{count(test.prompts)} of {count(largest)}"
     cells = [
         shared,
-        count(test.prompts if test.clusters is None else test.clusters),
+        count(test.clusters),
         points(test.difference, test.low, test.high),
         f"{count(test.gained)} / {count(test.lost)}",
         p_value(test.p_value),

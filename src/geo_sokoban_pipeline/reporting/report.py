@@ -175,7 +175,7 @@ def name_shared(change: PairedTest, task: Task) -> str:
 
 def is_clustered(change: PairedTest) -> bool:
     """Whether several prompts of a test are one piece of evidence."""
-    return change.clusters is not None and change.clusters < change.prompts
+    return change.clusters < change.prompts
 
 
 def name_test(change: PairedTest) -> str:

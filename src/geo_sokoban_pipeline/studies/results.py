@@ -64,11 +64,16 @@ def collect_results(
         "made_with": {run_id: record["maker"] for run_id, record in records.items()},
         "levels": _describe_played(first, first),
         "teacher": first.parameters[f"train_{first.task}"]["warm_start"]["teacher"]["name"],
-        "intervals": "clusters",
+        # Summaries of before intervals were over clusters have other ones.
+        **({"intervals": "clusters"} if all(map(_has_clusters, members)) else {}),
         "seeds": [described[seed] for seed in study.seeds],
         "beside": [described[seed] for seed in study.beside],
         "sets": [_describe_set(further.name, further.title, members) for further in study.evaluations],
     }
+
+
+def _has_clusters(member: StudyRun) -> bool:
+    return all("clusters" in row for row in read_json(member.summary)["rows"])
 
 
 def check_prompts(members: Sequence[StudyRun]) -> None:

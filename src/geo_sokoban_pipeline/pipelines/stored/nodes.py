@@ -175,6 +175,7 @@ def evaluate_stored(
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
+    from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
     from geo_sokoban_pipeline.runs.folders import RunStore
     from geo_sokoban_pipeline.training.ray_group import servers_alone
@@ -185,6 +186,8 @@ def evaluate_stored(
     prepare_process(settings.threads)
     own = RunStore.is_own(source)
     name = f"{source.run_id}@{source.checkpoint}" if own else str(source.checkpoint)
+    if not own and ("/" not in name or name.endswith((BLANK, SHUFFLED, FIRST_SHUFFLED))):
+        name += "/"  # a folder, whose name shall not be read as that of a baseline or of an image ablation
     with servers_alone(settings) as (fitting, launcher):
         summary, played = evaluate_policies(
             f"evaluate_{settings.task}",
