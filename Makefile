@@ -187,5 +187,7 @@ chromium: $(DEV_STAMP) ## Install a headless Chromium unless there is one: Debia
 	apt-get -qq install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core > /dev/null; \
 	} || echo 'It was not installed. GEO_SOKOBAN_CHROMIUM may name a Chromium of your own.' >&2
 
-clean-data: $(RUN_STAMP) ## Say what lies below data/, ask for a word, delete it; YES=1 asks for none.
-	$(BIN)/python -m geo_sokoban_pipeline runs --data-root data remove --all $(if $(YES),--yes)
+# data, and the data roots of the environments below it.
+DATA_ROOTS = data $(wildcard $(patsubst conf/%/,data/%,$(wildcard conf/*/)))
+clean-data: $(RUN_STAMP) ## Say what is stored below data/, ask for a word, delete it; YES=1 asks for none.
+	$(foreach root,$(DATA_ROOTS),$(BIN)/python -m geo_sokoban_pipeline runs --data-root $(root) remove --all $(if $(YES),--yes) &&) :

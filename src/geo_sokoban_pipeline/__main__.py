@@ -173,36 +173,45 @@ def runs(context: click.Context, data_root: Path) -> None:
 
 @runs.command()
 @click.argument("names", nargs=-1, metavar="PIPELINE/RUN_ID...")
-@click.option("--all", "everything", is_flag=True, help="All that is stored, data of tasks and logs of tracking too.")
+@click.option(
+    "--all", "everything", is_flag=True, help="All that the pipelines stored, data of tasks and logs of tracking too."
+)
 @click.option("--yes", is_flag=True, help="Ask for no word.")
 @click.pass_obj
 def remove(root: Path, names: tuple[str, ...], everything: bool, yes: bool) -> None:
-    """Delete runs, such as train_sokoban/default, once the word that is asked for is typed."""
+    """Delete runs, such as train_sokoban/default, once the word that is asked for is typed.
+
+    Files below the data root that no pipeline has written stay.
+    """
     from geo_sokoban_pipeline.formats import size
     from geo_sokoban_pipeline.runs.folders import find_all_runs
     from geo_sokoban_pipeline.runs.storage import held_bytes
 
     if bool(names) == everything:
         raise click.UsageError("give runs, or --all.")
-    chosen = find_all_runs(root) if everything else [_find_run(root, name) for name in dict.fromkeys(names)]
+    if everything:
+        roots = [root, *root.glob("studies/*"), *root.glob("studies/*/*")]  # studies with data of their own
+        chosen = [folders for place in roots for folders in find_all_runs(place)]
+    else:
+        chosen = [_find_run(root, name) for name in dict.fromkeys(names)]
     with ExitStack() as locks:
         for folders in chosen:
             locks.enter_context(_locked(folders))
+        doomed = _own_entries(root) if everything else []
+        if not chosen and not doomed:
+            click.echo(f"Nothing is stored in {root}.")
+            return
         for folders in chosen:
             beside = ", and the run that is set aside there" if folders.has_replaced else ""
             click.echo(f"{folders.name}{beside}: {size(held_bytes(folders.layers))}")
-        doomed = _files_of_data(root) if everything else []
-        if everything:
-            click.echo(f"all {len(doomed)} files below {root}: {size(held_bytes([root]))}")
+        for entry in doomed:
+            click.echo(f"all of {entry}: {size(held_bytes([entry]) if entry.is_dir() else entry.lstat().st_size)}")
         if not yes and click.prompt(f'Type "{_WORD}" to delete this', default="", show_default=False) != _WORD:
             raise click.ClickException("nothing was deleted.")
         for folders in chosen:
             folders.remove()
-        for path in doomed:
-            path.unlink(missing_ok=True)
-        for folder in sorted(root.glob("*/**/"), reverse=True) if everything else []:
-            if folder.parent != root and not any(folder.iterdir()):
-                folder.rmdir()
+        for entry in doomed:
+            _delete_entry(entry)
 
 
 @runs.command()
@@ -210,12 +219,22 @@ def remove(root: Path, names: tuple[str, ...], everything: bool, yes: bool) -> N
 @click.pass_obj
 def restore(root: Path, name: str) -> None:
     """Put back a run that is set aside, in place of what fresh=true has begun."""
+    from geo_sokoban_pipeline.runs.folders import ASIDE
+    from geo_sokoban_pipeline.runs.storage import CorruptFolderError
+
     folders = _find_run(root, name)
     with _locked(folders):
-        done = folders.settle()
-    if done != "put back":
-        why = "the new run has stored its first result" if done else "no run is set aside there"
-        raise click.ClickException(f"{name}: {why}.")
+        try:
+            if not folders.has_replaced:
+                raise click.ClickException(f"{name}: no run is set aside there.")
+            if not folders.can_restore:
+                raise click.ClickException(
+                    f"{name}: the new run has stored its first result, so the next command on it deletes the old run. "
+                    f"To keep that, copy {ASIDE} from its folders first."
+                )
+            folders.settle()
+        except CorruptFolderError as error:
+            raise click.ClickException(str(error)) from error
     click.echo(f"{name} is put back.")
 
 
@@ -240,10 +259,33 @@ def _locked(folders: RunFolders) -> Iterator[None]:
         yield
 
 
-def _files_of_data(root: Path) -> list[Path]:
-    """All files below a data root but those of a checkout."""
-    kept = (root / "README.md", *root.rglob(".gitkeep"))
-    return [path for path in root.rglob("*") if not path.is_dir() and path not in kept]
+# Entries of a data root that the pipelines write; anything else there belongs to the user.
+_OWN = (
+    *("01_raw", "02_intermediate", "03_primary", "04_feature", "05_model_input"),
+    *("06_models", "07_model_output", "08_reporting", "studies", "servers", "wandb", "mlartifacts", "mlflow.db*"),
+)
+
+
+def _own_entries(root: Path) -> list[Path]:
+    """Entries of a data root that the pipelines have written."""
+    found = (entry for pattern in _OWN for entry in sorted(root.glob(pattern)))
+    return [entry for entry in found if not entry.is_dir() or any(_doomed_files(entry))]
+
+
+def _doomed_files(folder: Path) -> list[Path]:
+    """Files and links of a folder, but for those of a checkout."""
+    return [path for path in folder.rglob("*") if (path.is_symlink() or path.is_file()) and path.name != ".gitkeep"]
+
+
+def _delete_entry(entry: Path) -> None:
+    if not entry.is_dir():
+        entry.unlink(missing_ok=True)
+        return
+    for path in _doomed_files(entry):
+        path.unlink(missing_ok=True)
+    for folder in sorted(entry.glob("**/"), reverse=True):
+        if not folder.is_symlink() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 if __name__ == "__main__":

@@ -62,8 +62,10 @@ class Project:
         data = Pipeline([Node(lambda: [1], None, "levels", name="generate")], namespace="sokoban")
         template = Pipeline(
             [
-                Node(prepare, ["params:seed", "params:run_id", "params:fresh"], "state", name="prepare"),
-                Node(loop, "state", "metrics", name="loop"),
+                Node(
+                    prepare, ["params:seed", "params:run_id", "params:fresh"], "state", name="prepare", tags=["early"]
+                ),
+                Node(loop, "state", "metrics", name="loop", tags=["late"]),
             ]
         )
         shared = {"params:seed", "params:run_id", "params:fresh"}

@@ -12,8 +12,9 @@ from geo_sokoban_pipeline.__main__ import runs as runs_command
 from geo_sokoban_pipeline.config import ParameterError
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
-from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.folders import JOURNAL, RunFolders
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.runs.storage import MANIFEST
 
 LAYERS = ("06_models", "07_model_output", "08_reporting")
 
@@ -162,11 +163,24 @@ def test_fresh_of_a_data_pipeline_clears_nothing(project):
     assert all(path.is_file() for path in kept)
 
 
-def test_fresh_refuses_a_start_in_the_middle(project):
-    kept = fill(project.folder("06_models"))
-    with pytest.raises(ParameterError, match="fresh=true.*--from-nodes"):
-        project.run("train_sokoban", params={"fresh": True}, from_nodes=["train_sokoban.loop"])
-    assert all(path.is_file() for path in kept)
+@pytest.mark.parametrize(
+    ("option", "selection", "reads"),
+    [
+        ("--from-nodes", {"from_nodes": ["train_sokoban.loop"]}, True),
+        ("--nodes", {"node_names": ["train_sokoban.loop"]}, True),
+        ("--tags", {"tags": ["late"]}, True),
+        ("--tags", {"tags": ["early"]}, False),
+        ("--nodes", {"node_names": ["train_sokoban.prepare"]}, False),
+    ],
+)
+def test_fresh_refuses_nodes_that_read_what_it_replaces(project, option, selection, reads):
+    files = fill(project.folder("06_models"))
+    if reads:
+        with pytest.raises(ParameterError, match=f"fresh=true.*{option}"):
+            project.run("train_sokoban", params={"fresh": True}, **selection)
+    else:
+        project.run("train_sokoban", params={"fresh": True}, **selection)
+    assert all(path.is_file() == reads for path in files)
 
 
 def test_run_in_use_is_not_touched(project):
@@ -220,23 +234,51 @@ def test_runs_are_listed_removed_and_restored(tmp_path):
     assert not any(folder.exists() for folder in doomed.layers) and not kept.is_empty
 
 
+def test_restore_never_deletes(tmp_path):
+    """The new run has its first checkpoint, but the old one is not deleted yet; or the journal cannot be read."""
+    folders = RunFolders.of(tmp_path, "train_sokoban", "x")
+    fill(folders.models, folders.outputs)
+    folders.set_aside()
+    fill(folders.models / "checkpoints" / "iter=00000")
+    (folders.models / "checkpoints" / "iter=00000" / MANIFEST).write_text('{"files": {}}')
+    for state, journal in (("interrupted", None), ("damaged", "{"), ("damaged", "[]"), ("damaged", "{}")):
+        if journal is not None:
+            (folders.models / JOURNAL).write_text(journal)
+        before = contents_of(folders)
+        assert state in listed(tmp_path).output
+        done = listed(tmp_path, "restore", "train_sokoban/x")
+        assert done.exit_code == 1 and done.output.startswith("Error: ") and contents_of(folders) == before
+    # Killed while the old run was moved: what lies in its place is the old run's too.
+    (folders.models / JOURNAL).write_text('{"state": "moving"}')
+    assert "set aside" in listed(tmp_path).output
+    assert listed(tmp_path, "restore", "train_sokoban/x").exit_code == 0
+    assert (folders.models / "file.json").is_file() and (folders.models / "checkpoints").is_dir()
+
+
 def contents_of(folders):
     files = (path for layer in folders.layers for path in layer.rglob("*") if path.is_file() and path.name != LOCK_FILE)
     return {path: path.read_bytes() for path in files}
 
 
 def test_all_data_are_removed_but_the_files_of_the_checkout(tmp_path):
-    folders = RunFolders.of(tmp_path, "train_sokoban", "x")
-    fill(folders.models, folders.outputs, tmp_path / "05_model_input" / "sokoban")
-    checkout = [tmp_path / "README.md", tmp_path / "05_model_input" / ".gitkeep"]
-    for path in (*checkout, tmp_path / "mlflow.db"):
+    roots = [tmp_path, tmp_path / "studies" / "lengths", tmp_path / "studies" / "lengths" / "8x8"]
+    members = [RunFolders.of(root, "train_sokoban", "x") for root in roots]
+    for folders in members:
+        fill(folders.models, folders.outputs)
+    fill(tmp_path / "05_model_input" / "sokoban", tmp_path / "mlartifacts")
+    kept = [tmp_path / "README.md", tmp_path / "05_model_input" / ".gitkeep", tmp_path / "mythesis.db"]
+    kept += fill(tmp_path / "mythesis", tmp_path / "05_mythesis")
+    for path in (*kept, tmp_path / "mlflow.db", tmp_path / "mlflow.db-wal"):
         path.touch()
     assert listed(tmp_path, "remove", "--all", input="y\n").exit_code == 1
-    with closing(RunLock(folders.models)):
-        assert listed(tmp_path, "remove", "--all", "--yes").exit_code == 1
-    assert (tmp_path / "mlflow.db").exists() and not folders.is_empty
-    assert listed(tmp_path, "remove", "--all", "--yes").exit_code == 0
-    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(checkout)
+    for folders in members:
+        with closing(RunLock(folders.models)):
+            assert listed(tmp_path, "remove", "--all", "--yes").exit_code == 1
+    assert (tmp_path / "mlflow.db").exists() and not any(folders.is_empty for folders in members)
+    done = listed(tmp_path, "remove", "--all", "--yes")
+    assert done.exit_code == 0 and "mlartifacts" in done.output and "mythesis" not in done.output
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+    assert listed(tmp_path, "remove", "--all").exit_code == 0  # it asks for nothing where nothing is stored
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("out of luck"), KeyboardInterrupt()])

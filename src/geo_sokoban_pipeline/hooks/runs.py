@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What ends a command before it begins, with its message alone.
+# Errors that end a command before it begins, with their message alone.
 _REFUSALS = (
     RunLockedError,
     FingerprintError,
@@ -65,10 +65,11 @@ _REFUSALS = (
     OSError,
 )
 
-_SELECTIONS_THAT_NEED_STORED_DATA = {
+_SELECTIONS = {
     "from_nodes": "--from-nodes",
     "from_inputs": "--from-inputs",
     "node_names": "--nodes",
+    "tags": "--tags",
 }
 
 
@@ -151,7 +152,7 @@ class RunHooks:
         if self._launched and any(run.startswith(TRAINING) for run in request.runs):
             check_submit(os.environ)
         if self._parameters.fresh:
-            _check_selection(run_params)
+            _check_selection(run_params, request)
         for task in sorted(TASKS.keys() & {node.namespace for node in request.pipeline.nodes}):
             check_data_source(task, getattr(self._parameters, task))
         for run in request.runs:
@@ -159,7 +160,7 @@ class RunHooks:
             look_first(run, self._parameters, self._data_root)
 
     def _check_policies(self, request: CommandRequest) -> None:
-        """What hangs on stored runs: what they lack, policies to begin with, what pipelines on stored runs read."""
+        """Check stored runs, starting policies and sources."""
         from geo_sokoban_pipeline.preflight.first_checks import (
             check_megatron,
             check_replaced,
@@ -201,7 +202,7 @@ class RunHooks:
 
     @hook_impl(trylast=True)
     def after_pipeline_run(self) -> None:
-        """Release the runs; what they have replaced is deleted, whatever nodes were chosen."""
+        """Release the runs and delete the runs that they replace, even if only some nodes ran."""
         self._delete_replaced(all_of_it=True)
         self._release()
 
@@ -250,7 +251,7 @@ def _settle_runs(root: Path, runs: Iterable[str], parameters: ProjectParameters)
         if done == "put back":
             log.warning(
                 "%s: a command with fresh=true ended before its run had stored a first result. The run that it had set "
-                "aside is put back, and what it had begun is deleted.",
+                "aside is put back, and its unfinished successor is deleted.",
                 folders.name,
             )
 
@@ -282,11 +283,15 @@ def _check_rows(run: str, folders: RunFolders) -> None:
         raise CorruptFolderError("\n".join(damage))
 
 
-def _check_selection(run_params: dict[str, Any]) -> None:
-    for key, option in _SELECTIONS_THAT_NEED_STORED_DATA.items():
-        if run_params.get(key):
+def _check_selection(run_params: dict[str, Any], request: CommandRequest) -> None:
+    """Refuse a selection of nodes that reads what another node of a replaced run has stored."""
+    given = [option for key, option in _SELECTIONS.items() if run_params.get(key)]
+    for run in request.runs:
+        own = {name for name in pipelines[run].all_outputs() if name.startswith(f"{run}.")}
+        for name in sorted(own & request.pipeline.inputs()):
             raise ParameterError(
-                f"fresh=true: clears the run, but {option} continues from what is stored there. Leave out one of them."
+                f"fresh=true: replaces the run, but with {' '.join(given) or 'these nodes'} this reads {name} of "
+                "it. Leave out one of them."
             )
 
 

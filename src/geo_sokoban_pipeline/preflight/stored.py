@@ -157,7 +157,7 @@ def find_damaged_rows(models: Path, outputs: Path) -> list[str]:
 
 
 def find_gaps(models: Path, outputs: Path) -> list[str]:
-    """What a run lacks that it had, though it is readable: one text each; nothing of a run that goes on.
+    """Missing or damaged parts of a run that can still be read, one text each; empty while a command works on the run.
 
     Checkpoints that retention has removed (`loop.keep_last`, `keep_best`, `save_interval`) are no gap.
 
@@ -280,8 +280,11 @@ def read_state(folders: RunFolders) -> RunState:
     holder = find_holder(folders.models)
     if holder is not None:
         return make("running", holder)
-    if folders.has_replaced:
-        return make("set aside")
+    try:
+        if folders.can_restore:
+            return make("set aside")
+    except CorruptFolderError as error:
+        return make("damaged", str(error))
     damage, gaps = (find(folders.models, folders.outputs) for find in (find_damage, find_gaps))
     commands = read_commands(folders.outputs)
     if run.startswith(TRAINING):

@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.runs.provenance import COMMANDS_FILE, read_commands
 from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
     MANIFEST,
+    CorruptFolderError,
     describe_files,
     flush_to_disk,
     read_json,
@@ -43,11 +44,11 @@ class RunFolders:
 
     A run that `fresh=true` replaces is moved into the folder `ASIDE` of each of them. It is deleted once the new run
     has committed: its first checkpoint, for runs without checkpoints the first output, or its end. Else the next
-    command puts it back. The journal tells what lies where, so that a process may be killed between any two steps:
+    command puts it back. The journal holds the step that was reached, so that a process may be killed between any two:
 
-    - `moving`: all of it is the old run's, in `ASIDE` or already or still beside it;
-    - `aside`: the old run lies in `ASIDE`, and what lies beside is the new one;
-    - no journal: what lies in `ASIDE` is being deleted.
+    - `moving`: every entry belongs to the old run; some are in `ASIDE`, the others in their places;
+    - `aside`: the old run is in `ASIDE`, the new run in its place;
+    - no journal: the content of `ASIDE` is being deleted.
 
     Attributes:
         models: policies, checkpoints, lock.
@@ -78,6 +79,15 @@ class RunFolders:
     def has_replaced(self) -> bool:
         """Whether a run is set aside here."""
         return self._journal.is_file()
+
+    @property
+    def can_restore(self) -> bool:
+        """Whether a run is set aside that the next command puts back, since the new one has committed nothing.
+
+        Raises:
+            CorruptFolderError: the journal is damaged.
+        """
+        return self.has_replaced and not (self._step() == "aside" and self.has_committed)
 
     @property
     def is_empty(self) -> bool:
@@ -133,13 +143,16 @@ class RunFolders:
 
         Returns:
             What has been done with it; None: no run is set aside.
+
+        Raises:
+            CorruptFolderError: the journal is damaged.
         """
         if not self.has_replaced:
             return None
-        if read_json(self._journal)["state"] == "aside":
-            if self.has_committed:
-                self.delete_replaced()
-                return "deleted"
+        if not self.can_restore:
+            self.delete_replaced()
+            return "deleted"
+        if self._step() == "aside":
             self.clear()
             self._note("moving")
         for folder in self.layers:
@@ -166,6 +179,15 @@ class RunFolders:
     @property
     def _journal(self) -> Path:
         return self.models / JOURNAL
+
+    def _step(self) -> str:
+        stored = read_json(self._journal)
+        state = stored.get("state") if isinstance(stored, dict) else None
+        if state not in ("moving", "aside"):
+            raise CorruptFolderError(
+                f'{self._journal} holds no step: write {{"state": "aside"}} into it if {ASIDE} holds the whole old run.'
+            )
+        return str(state)
 
     def _note(self, state: str) -> None:
         write_json(self._journal, {"state": state})
