@@ -132,11 +132,13 @@ def describe_policy(summary: Mapping[str, Any], name: str) -> str:
 
 
 def find_stale(summary: Mapping[str, Any], stored: int) -> str | None:
-    """What an evaluation of a run is of, where that is not its newest checkpoint: `the checkpoint after 1 of 4
-    iterations`; None where it is, or where nothing was evaluated.
+    """Name the evaluated checkpoint if it is not the newest one: `the checkpoint after 1 of 4 iterations`.
 
     Args:
         stored: iterations that the run's checkpoints hold; 0: it has none.
+
+    Returns:
+        None where it is the newest one, or where nothing was evaluated.
     """
     names = summary.get("policies") or []
     if not names or not stored:
@@ -146,6 +148,8 @@ def find_stale(summary: Mapping[str, Any], stored: int) -> str | None:
         return "an unknown checkpoint"
     if iteration + 1 == stored:
         return None
+    if iteration + 1 > stored:
+        return f"a checkpoint (after {plural(iteration + 1, 'iteration')}) that is no longer stored"
     what = "the checkpoint" if iteration >= 0 else "the policy that GRPO started from,"
     return f"{what} after {count(iteration + 1)} of {plural(stored, 'iteration')}"
 

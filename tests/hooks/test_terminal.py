@@ -14,7 +14,7 @@ from geo_sokoban_pipeline.formats import percent
 from geo_sokoban_pipeline.hooks.terminal import TerminalHooks, write_result
 from geo_sokoban_pipeline.hooks.tracked import store_uri
 from geo_sokoban_pipeline.parameters import TrackingOptions
-from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.folders import JOURNAL, RunFolders
 from geo_sokoban_pipeline.runs.storage import write_json
 
 
@@ -64,7 +64,8 @@ def test_the_result_of_an_older_checkpoint_is_called_one(tmp_path, caplog):
     caplog.clear()
     hooks.after_pipeline_run()
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == f"held-out, of the checkpoint after 1 of 4 iterations: {write_result(summary)}"
+    assert said[0] == f"held-out: {write_result(summary, 4)}" != f"held-out: {write_result(summary)}"
+    assert said[0].endswith(", of the checkpoint after 1 of 4 iterations")
     assert "of an earlier command" in said[1]
 
 
@@ -112,6 +113,25 @@ def test_from_where_a_run_goes_on(tmp_path, caplog, stored, iterations, warm, li
     assert len(said) == len(lines)
     for text, line in zip(said, lines, strict=True):
         assert text.startswith(f"train_sokoban/default: {line}")
+    (told,) = hooks.tell_interrupted()
+    assert told.startswith(f"train_sokoban/default: stopped. {left}")
+
+
+@pytest.mark.parametrize(
+    ("stored", "warm", "aside", "left"),
+    [
+        (0, False, True, "The next command puts the run back"),
+        (0, True, True, "The next command puts the run back"),
+        (0, True, False, "The warm start is stored; the same command without fresh=true goes on from there."),
+        (2, True, True, "2 of 5 iterations are stored; the same command without fresh=true goes on from there."),
+        (2, True, False, "2 of 5 iterations are stored; the same command without fresh=true goes on from there."),
+        (0, False, False, "Nothing of the training is stored yet; the same command starts again."),
+    ],
+)
+def test_what_is_left_of_an_interrupted_replacement(tmp_path, stored, warm, aside, left):
+    hooks = start_hooks(tmp_path, stored, 5, warm=warm, fresh=True)
+    if aside:
+        write_json(RunFolders.of(tmp_path, "train_sokoban", "default").models / JOURNAL, {"state": "aside"})
     (told,) = hooks.tell_interrupted()
     assert told.startswith(f"train_sokoban/default: stopped. {left}")
 

@@ -84,7 +84,8 @@ def of_checkpoint(iteration):
     [
         (of_checkpoint(0), 4, "the checkpoint after 1 of 4 iterations"),
         (of_checkpoint(3), 4, None),
-        (of_checkpoint(6), 4, "the checkpoint after 7 of 4 iterations"),  # somebody has deleted newer ones
+        (of_checkpoint(6), 4, "a checkpoint (after 7 iterations) that is no longer stored"),
+        (of_checkpoint(4), 4, "a checkpoint (after 5 iterations) that is no longer stored"),
         (of_checkpoint(-1), 4, "the policy that GRPO started from, after 0 of 4 iterations"),
         (of_checkpoint(None), 4, "an unknown checkpoint"),
         ({"policies": ["final"]}, 4, "an unknown checkpoint"),  # stored before summaries named it

@@ -19,7 +19,8 @@ from geo_sokoban_pipeline.formats import find_stale, in_percent
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.tracked import store_uri
-from geo_sokoban_pipeline.runs.folders import RunFolders, sealed_checkpoints
+from geo_sokoban_pipeline.preflight.stored import stored_iterations
+from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.provenance import on_data_root, suggest_command
 from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, read_json
 
@@ -53,7 +54,7 @@ class _Run:
 
     def stored(self) -> int:
         """Iterations that the checkpoints hold."""
-        return max(sealed_checkpoints(self.folders.models), default=-1) + 1
+        return stored_iterations(self.folders.models)
 
 
 class TerminalHooks:
@@ -119,10 +120,17 @@ class TerminalHooks:
                 lines.append(f"{run.title}: stopped. The same command does it again.")
                 continue
             stored, wanted = run.stored(), run.options.loop.iterations
-            if stored:
-                text = f"{min(stored, wanted)} of {wanted} iterations are stored; the same command goes on from there."
+            again = (
+                "the same command without fresh=true"
+                if self._parameters is not None and self._parameters.fresh
+                else "the same command"
+            )
+            if run.folders.can_restore:
+                text = "the next command puts the run back that this one was to replace; fresh=true starts over."
+            elif stored:
+                text = f"{min(stored, wanted)} of {wanted} iterations are stored; {again} goes on from there."
             elif (run.folders.models / "policy" / MANIFEST).is_file():
-                text = "the warm start is stored; the same command goes on from there."
+                text = f"the warm start is stored; {again} goes on from there."
             else:
                 text = "nothing of the training is stored yet; the same command starts again."
             lines.append(f"{run.title}: stopped. {text[0].upper()}{text[1:]}")
@@ -147,7 +155,7 @@ class TerminalHooks:
             uri = store_uri(tracking, self._data_root)
             server = f"{_MLFLOW} --backend-store-uri {shlex.quote(uri)}"
             ways.append((uri if uri.startswith("http") else server, "metrics over runs"))
-        # What stands behind a command is a comment of the shell, so that the line can be pasted.
+        # The explanation is a shell comment, so that the line can be pasted.
         return ["go on:", *(f"  {way}  # {text}" for way, text in ways)]
 
 
@@ -180,14 +188,17 @@ def _results(folders: RunFolders, stored: int) -> list[str]:
         summary = read_json(path) if path.is_file() else {}
     except CorruptFolderError:
         return []
-    text, stale = write_result(summary), find_stale(summary, stored)
-    return [f"held-out{f', of {stale}' if stale else ''}: {text}"] if text else []
+    text = write_result(summary, stored)
+    return [f"held-out: {text}"] if text else []
 
 
-def write_result(summary: Mapping[str, Any]) -> str:
+def write_result(summary: Mapping[str, Any], stored: int = 0) -> str:
     """`40.9 % → 72.3 % sampled (95 % 68.8–75.7), 73.3 % greedy` of an evaluation summary; empty without an evaluation.
 
     The first number is that of the policy before GRPO, where the summary has it.
+
+    Args:
+        stored: iterations of the run; 0: not known. An evaluation of an earlier checkpoint is called one.
     """
     names = [str(name) for name in summary.get("policies") or []]
     rows = {(row.get("policy"), row.get("mode")): row for row in summary.get("rows") or []}
@@ -202,7 +213,8 @@ def write_result(summary: Mapping[str, Any]) -> str:
     greedy = rows.get((names[-1], "greedy"))
     if greedy is not None and greedy.get("solve_rate") is not None:
         text += f", {in_percent(greedy['solve_rate'])} % greedy"
-    return text
+    stale = find_stale(summary, stored)
+    return f"{text}, of {stale}" if stale else text
 
 
 class LibraryHooks:

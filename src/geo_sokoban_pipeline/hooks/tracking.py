@@ -28,7 +28,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
 from geo_sokoban_pipeline.envs.data_identity import used_options
-from geo_sokoban_pipeline.formats import find_stale, leaves
+from geo_sokoban_pipeline.formats import leaves
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.terminal import write_result
@@ -52,7 +52,8 @@ from geo_sokoban_pipeline.hooks.tracked import (
 )
 from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_installed, is_wanted
 from geo_sokoban_pipeline.masking import without_login
-from geo_sokoban_pipeline.runs.folders import DATA_NOTE, MLFLOW_NOTE, RunFolders, sealed_checkpoints
+from geo_sokoban_pipeline.preflight.stored import stored_iterations
+from geo_sokoban_pipeline.runs.folders import DATA_NOTE, MLFLOW_NOTE, RunFolders
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker, typed_command
 from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, find_json, read_json, write_json
@@ -494,10 +495,8 @@ class TrackingHooks:
                 return
             from geo_sokoban_pipeline.trajectories.index import read_index
 
-            if headline := write_result(summary):
-                stale = find_stale(summary, max(sealed_checkpoints(folders.models), default=-1) + 1)
-                note = f"{headline}{f', of {stale}' if stale else ''}"
-                self._send(run, doing, methodcaller("set_tags", {"mlflow.note.content": note}))
+            if headline := write_result(summary, stored_iterations(folders.models)):
+                self._send(run, doing, methodcaller("set_tags", {"mlflow.note.content": headline}))
             kind = "held_out_trajectories" if run.startswith("train_") else "eval_trajectories"
             index = read_index(folders.outputs, task_or_plain, [kind])
             episodes = episode_table(index, [str(name) for name in summary.get("policies") or []])

@@ -417,7 +417,7 @@ def _file_names(error: BaseException) -> list[str | bytes]:
 
 
 def _explain(path: Path, number: int, needed: Callable[[], int | None]) -> str:
-    after = "what was committed before stays readable, and the same command continues from it"
+    after = "what was committed before stays readable, and the same command continues from it (without fresh=true)"
     if number in _CLOSED:
         return f"{path}: no right to write ({os.strerror(number)}). Allow writing or move data_root; {after}"
     wanted = needed()
