@@ -9,7 +9,9 @@ import yaml
 
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.parameters import section_model
-from geo_sokoban_pipeline.runs.storage import write_json
+from geo_sokoban_pipeline.runs.folders import JOURNAL
+from geo_sokoban_pipeline.runs.provenance import COMMANDS_FILE
+from geo_sokoban_pipeline.runs.storage import MANIFEST, write_json
 from geo_sokoban_pipeline.studies.plan import merge, plan_members
 from geo_sokoban_pipeline.studies.run import StudyFolder
 
@@ -213,9 +215,17 @@ def test_a_new_generation_forgets_what_was_finished(tmp_path):
     folder.record(old).write_bytes(stored)
     assert folder.is_outdated(old) and not folder.is_finished(old)
     folder.note_replaced(old)
-    assert folder.is_outdated(old)
-    write_json(old.folders.outputs / "commands.json", [{"command": "kedro run"}])
+    assert folder.is_outdated(old)  # nothing has begun yet
+    write_json(old.folders.outputs / COMMANDS_FILE, [{"began": 1}])
     assert not folder.is_outdated(old) and not folder.is_finished(old)
+    # Killed while the older run is set aside: it comes back, unless the new one has a checkpoint.
+    write_json(old.folders.models / JOURNAL, {"state": "aside"})
+    assert folder.is_outdated(old)
+    write_json(old.folders.models / "checkpoints" / "iter=00000" / MANIFEST, {"files": {}})
+    assert not folder.is_outdated(old)
+    write_json(old.folders.models / JOURNAL, {"state": "moving"})
+    assert folder.is_outdated(old)
+    old.folders.delete_replaced()
     folder.write_record(old, 1.0, 1, {})
     assert folder.is_finished(old)
     # What joins the study later is not made anew: it may have been run by hand.

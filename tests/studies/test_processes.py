@@ -119,7 +119,7 @@ def test_an_interrupted_fresh_study_is_finished_by_the_next_command(tmp_path):
         (begun.models / "old").touch()
     (tmp_path / "events").unlink()
     bad = [members[0], member(tmp_path, "b", code=1), member(tmp_path, "c", after="b")]
-    with pytest.raises(StudyError):
+    with pytest.raises(StudyError, match="The same command without fresh=true goes on"):
         run(tmp_path, bad, workers=1, fresh=True)
     assert [(begun.models / "old").exists() for begun in members] == [False, False, True]
     for begun, name in zip(members, ("new", "half"), strict=False):

@@ -88,7 +88,7 @@ class StudyFolder:
         return (
             noted.get("token") != generation["token"]
             or noted["first"] == _first_command(member)
-            or member.folders.has_replaced
+            or member.folders.can_restore
         )
 
     def note_replaced(self, member: StudyRun) -> None:
@@ -167,8 +167,7 @@ def run_members(
     Args:
         members: each after the one it needs; started in this order.
         workers: processes side by side; None: one per core this process may use.
-        fresh: start every member anew, finished ones too; what is left of that when it is interrupted is done by the
-            next call without it.
+        fresh: start every member anew, finished ones too; after an interruption, call again without it.
         name: of the study, for the progress.
 
     Raises:
@@ -197,7 +196,8 @@ def run_members(
             time.sleep(_POLL_SECONDS if running or waiting else 0)
     reasons = [text for text in failed.values() if text]
     if reasons:
-        raise StudyError("\n".join([*reasons, "The same command goes on with what is left once this is mended."]))
+        again = "The same command without fresh=true" if fresh else "The same command"
+        raise StudyError("\n".join([*reasons, f"{again} goes on with what is left once this is mended."]))
 
 
 def _is_free(member: StudyRun, told: set[str]) -> bool:
