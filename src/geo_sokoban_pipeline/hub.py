@@ -58,13 +58,15 @@ def find_no_dataset(name: str, revision: str | None) -> str | None:
     Returns:
         None: it can be had, or this cannot be told now, since the hub does not answer.
     """
+    from datasets.naming import camelcase_to_snakecase
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     from datasets import config
 
     if constants.HF_HUB_OFFLINE:
-        cached = Path(config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()
+        owner, slash, plain = name.rpartition("/")
+        cached = Path(config.HF_DATASETS_CACHE) / f"{owner}{'___' if slash else ''}{camelcase_to_snakecase(plain)}"
         fetched = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
         return (
             None if fetched.is_dir() or cached.is_dir() else "HF_HUB_OFFLINE forbids the network, and no cache has it"

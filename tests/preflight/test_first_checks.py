@@ -17,9 +17,15 @@ from geo_sokoban_pipeline.envs.sokoban import Board, solve
 from geo_sokoban_pipeline.envs.sokoban.inspection import sample_level
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight import machine
-from geo_sokoban_pipeline.preflight.first_checks import check_data_source, check_source, look_at_prompts, look_first
+from geo_sokoban_pipeline.preflight.first_checks import (
+    check_data_source,
+    check_replaced,
+    check_source,
+    look_at_prompts,
+    look_first,
+)
 from geo_sokoban_pipeline.preflight.own_code import try_own_code
-from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
+from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
 
 RUN = "train_sokoban"
 ALONE = {"threads": 1, "grpo": {"credit": "episode"}}
@@ -206,6 +212,11 @@ def test_what_it_looks_at_imports_nothing_heavy(tmp_path):
         ("geo3k", {"source": "hub", "hub": {"dataset": "nobody/nothere"}}, "geo3k.hub.dataset=nobody/nothere: "),
         ("geo3k", {"source": "hub", "hub": {"dataset": "somebody/cached"}}, None),
         ("geo3k", {"source": "hub", "hub": {"dataset": "{folder}"}}, None),
+        *(
+            ("geo3k", {"source": "hub", "hub": {"dataset": name}}, None)
+            for name in ("MathLLMs/MathVision", "lmms-lab/GeoQA", "plainName", "me/lower_case")
+        ),
+        ("geo3k", {"source": "hub", "hub": {"dataset": "mathllms/MathVision"}}, "geo3k.hub.dataset=mathllms/MathV"),
     ],
 )
 def test_sources_of_data_that_are_not_there_are_named(tmp_path, monkeypatch, task, data, named):
@@ -215,6 +226,9 @@ def test_sources_of_data_that_are_not_there_are_named(tmp_path, monkeypatch, tas
     (cache / "datasets--somebody--cached").mkdir(parents=True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
+    for name in ("MathLLMs___math_vision", "lmms-lab___geo_qa", "plain_name", "me___lower_case"):
+        (cache / name).mkdir()
     placed = json.loads(json.dumps(data).replace("{there}", str(there)).replace("{folder}", str(tmp_path)))
     options = getattr(ProjectParameters.model_validate({task: placed}), task)
     if named is None:
@@ -248,6 +262,28 @@ def test_sources_that_are_not_there_are_named(tmp_path, monkeypatch, run, read, 
     given = ProjectParameters.model_validate({run: {"source": {"run": "train_sokoban", **section}}} if source else {})
     with nullcontext() if error is None else pytest.raises(error):
         check_source(run, {f"{run}.{read}"}, given, RunStore(tmp_path))
+
+
+@pytest.mark.parametrize("run", ["update_sokoban", "rollout_sokoban", "evaluate_geo3k"])
+@pytest.mark.parametrize(
+    ("checkpoint", "refused"),
+    [
+        ("{own}/checkpoints/iter=00000", True),
+        ("{own}", True),
+        ("{own}2/policy", False),
+        ("me/policy", False),
+        ("latest", False),
+        (0, False),
+    ],
+)
+def test_fresh_replaces_no_run_that_the_command_starts_from(tmp_path, run, checkpoint, refused):
+    folders = RunFolders.of(tmp_path, run, "default")
+    given = checkpoint if isinstance(checkpoint, int) else checkpoint.format(own=folders.models)
+    source = {"run": f"train_{run.partition('_')[2]}", "checkpoint": given}
+    options = ProjectParameters.model_validate({run: {"source": source}, "fresh": True})
+    expected = f"{run}.source.checkpoint=.*{folders.name}"
+    with pytest.raises(ParameterError, match=expected) if refused else nullcontext():
+        check_replaced(run, folders, options)
 
 
 def test_a_site_names_the_run_beside_it_that_is_not_there(tmp_path):

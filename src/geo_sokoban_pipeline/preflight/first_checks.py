@@ -74,7 +74,7 @@ def _own_copy(models: Path | None) -> Path | None:
 
 
 def check_source(run: str, read: Collection[str], parameters: ProjectParameters, store: RunStore) -> None:
-    """Check that what a pipeline on a stored run reads is there; `hooks.parameters.plan_data` has found the run itself.
+    """Check that the inputs of a pipeline on a stored run exist; `hooks.parameters.plan_data` has found the run itself.
 
     Args:
         run: namespace, such as `score_sokoban`.
@@ -134,21 +134,23 @@ def check_replaced(run: str, folders: RunFolders, parameters: ProjectParameters)
     Raises:
         ParameterError: it does.
     """
-    task = run.removeprefix(TRAINING)
-    options = getattr(parameters, run) if run.startswith(TRAINING) else None
-    if options is None:
-        return
-    named = {f"{run}.policy.path": options.policy.path if options.policy.source == "folder" else None}
-    specs = {
-        "env.factory": options.env.factory,
-        "reward.function": options.reward.function,
-        "rollout.function": options.rollout.function,
-        "warm_start.teacher.factory": options.warm_start.teacher.factory,
-    }
-    named |= {f"{run}.{name}": spec.partition(":")[0] for name, spec in specs.items() if ".py" in spec}
-    data = getattr(parameters, task)
-    if data.source == "file":
-        named |= {f"{task}.file.{field}": getattr(data.file, field, None) for field in SOURCE_FILES}
+    options = getattr(parameters, run, None)
+    source: SourceOptions | None = getattr(options, "source", None)
+    named: dict[str, str | None] = {}
+    if source is not None and not RunStore.is_own(source):
+        named[f"{run}.source.checkpoint"] = str(source.checkpoint)
+    if isinstance(options, TrainOptions):
+        named[f"{run}.policy.path"] = options.policy.path if options.policy.source == "folder" else None
+        specs = {
+            "env.factory": options.env.factory,
+            "reward.function": options.reward.function,
+            "rollout.function": options.rollout.function,
+            "warm_start.teacher.factory": options.warm_start.teacher.factory,
+        }
+        named |= {f"{run}.{name}": spec.partition(":")[0] for name, spec in specs.items() if ".py" in spec}
+        data = getattr(parameters, options.task)
+        if data.source == "file":
+            named |= {f"{options.task}.file.{field}": getattr(data.file, field, None) for field in SOURCE_FILES}
     for name, given in named.items():
         place = split_slice(given)[0].expanduser().resolve() if given else None
         if place is not None and any(place.is_relative_to(folder.resolve()) for folder in folders.layers):
