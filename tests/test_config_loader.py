@@ -54,7 +54,10 @@ def test_the_data_root_of_another_environment_is_read_without_setting_it(tmp_pat
     assert loader["globals"]["data_root"] == str(tmp_path / "mine")
     assert paths(loader)[1] == "default"
     monkeypatch.delenv("GEO_SOKOBAN_DATA_ROOT")
-    assert loader.globals_with({})["data_root"] == "data/test"
+    for variable in (None, ""):  # compose and .env files set it without a value
+        if variable is not None:
+            monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", variable)
+        assert make_loader()["globals"]["data_root"] == loader.globals_with({})["data_root"] == "data/test"
 
 
 def test_the_home_folder_in_the_data_root_is_one_folder_for_all(tmp_path, monkeypatch):

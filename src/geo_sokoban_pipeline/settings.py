@@ -10,8 +10,6 @@ import importlib
 import os
 from typing import Any
 
-from omegaconf.resolvers import oc
-
 from geo_sokoban_pipeline.config.launcher_env import launch_value
 from geo_sokoban_pipeline.hooks import (
     CommandHooks,
@@ -24,7 +22,7 @@ from geo_sokoban_pipeline.hooks import (
     TerminalHooks,
     TrackingHooks,
 )
-from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, read_variable
 
 EXTRA_HOOKS = "GEO_SOKOBAN_EXTRA_HOOKS"
 
@@ -69,6 +67,6 @@ CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
-    "custom_resolvers": {"oc.env": oc.env, "launch": launch_value},
+    "custom_resolvers": {"oc.env": read_variable, "launch": launch_value},
     "merge_strategy": {"parameters": "soft"},
 }

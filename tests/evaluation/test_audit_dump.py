@@ -112,10 +112,21 @@ def test_images_tell_problems_of_one_text_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gts", "label", "solution", "answer", "ground_truth"])
-def test_labels_tell_problems_apart_where_there_are_no_images(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {},
+        {"images": [None]},
+        {"images": [{"bytes": None, "path": None}]},
+        {"multi_modal_data": {"image": []}},
+        {"image": ""},
+    ],
+    ids=str,
+)
+def test_labels_tell_problems_apart_where_there_are_no_images(tmp_path: Path, name: str, empty: dict[str, Any]) -> None:
     """One problem all right, one all wrong, one mixed, in any order."""
-    rows = [*group("A", [1.0, 1.0], **{name: 3}), *group("B", [0.0, 0.0], **{name: 4})]
-    rows += group("C", [1.0, 0.0], **{name: 5})
+    rows = [*group("A", [1.0, 1.0], **{name: 3}, **empty), *group("B", [0.0, 0.0], **{name: 4}, **empty)]
+    rows += group("C", [1.0, 0.0], **{name: 5}, **empty)
     found = by_name(audit_dumps({"train": write(tmp_path / "1.jsonl", rows[::2] + rows[1::2])}))
     assert found["groups"].notes == ("2 of 3 groups without a signal: all rewards are equal",)
 

@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -181,6 +182,8 @@ def unique_ids(ids: Sequence[str]) -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return b64encode(value).decode("ascii")
+    if isinstance(value, Decimal):  # only labels need all digits of a number of JSON
+        return float(value)
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

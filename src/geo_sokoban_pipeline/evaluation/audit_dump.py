@@ -147,7 +147,7 @@ def _as_row(place: str, values: Any, fields: Mapping[str, tuple[str, ...]]) -> D
         own = [value for name, value in values.items() if name not in known and isinstance(value, float | int)]
         found["reward"] = own[0] if len(own) == 1 else None
     prompt, label = _as_text(found["prompt"]), None if found["label"] is None else str(found["label"])
-    images = found["images"] and _as_text(_contents(found["images"]))
+    images = _as_text(next(filter(None, (_contents(values.get(own)) for own in fields["images"])), None))
     return DumpedRow(
         place,
         content_hash(prompt or "", "images" if images else "label", images or label or ""),
@@ -177,10 +177,11 @@ def _as_number(place: str, field: str, value: Any) -> float | None:
 
 
 def _contents(images: Any) -> Any:
-    """Images without the names of files whose bytes are there: one image of two files is the same."""
+    """Images without empty places, and without the names of files whose bytes are there: these may differ."""
     if isinstance(images, Mapping):
-        return images["bytes"] if images.get("bytes") else {name: _contents(one) for name, one in images.items()}
-    return [_contents(one) for one in images] if isinstance(images, list) else images
+        held = {name: own for name, one in images.items() if (own := _contents(one))}
+        return held.get("bytes") or held
+    return [own for one in images if (own := _contents(one))] if isinstance(images, list) else images
 
 
 def _check_rows(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:

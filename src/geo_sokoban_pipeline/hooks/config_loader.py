@@ -32,6 +32,16 @@ def _without_deprecation() -> Iterator[None]:
         yield
 
 
+def read_variable(name: str, *default: Any) -> Any:
+    """The resolver `oc.env`, for which an empty variable is unset where there is a default.
+
+    Compose files and .env files set variables that they have no value for.
+    """
+    if default and not os.environ.get(name):
+        return None if default[0] is None else str(default[0])
+    return oc.env(name, *default)
+
+
 def _expanded(found: dict[str, Any]) -> dict[str, Any]:
     """Globals with the data root that everything uses: no shell expands the `~` of a .env file or of a unit."""
     root = found.get("data_root")
@@ -65,7 +75,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         """Globals of a command with these further environment variables; no variable is set here."""
 
         def env(name: str, *default: Any) -> Any:
-            return variables[name] if name in variables else oc.env(name, *default)
+            return variables[name] if name in variables else read_variable(name, *default)
 
         with _without_deprecation():
             OmegaConf.register_new_resolver("oc.env", env, replace=True)
@@ -73,7 +83,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
                 # Kedro reads the files again, and resolves no --params in them.
                 return _expanded(super().__getitem__("globals"))
             finally:
-                OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+                OmegaConf.register_new_resolver("oc.env", read_variable, replace=True)
 
     def _register_resolvers(self) -> None:
         """Register the resolvers anew, as Kedro does with its own: resolvers belong to the process, not to a loader.

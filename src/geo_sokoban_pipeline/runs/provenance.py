@@ -150,7 +150,7 @@ def suggest_command(pipeline: str, run_id: str, *options: str, env: str | None =
 def on_data_root(command: str) -> str:
     """A command of a shell with the data root that this process was given by its variable, if it was."""
     root = os.environ.get(DATA_ROOT)
-    return command if root is None else f"{DATA_ROOT}={shlex.quote(root)} {command}"
+    return f"{DATA_ROOT}={shlex.quote(root)} {command}" if root else command
 
 
 def _typed_env() -> str | None:

@@ -103,10 +103,12 @@ def test_lines_that_are_no_rows():
     ],
 )
 def test_numbers_of_json_lines_keep_their_digits(tmp_path, written, answer):
-    (tmp_path / "rows.jsonl").write_text(f'{{"problem": "Find x.", "answer": {written}, "ratio": 1.10}}\n')
+    (tmp_path / "rows.jsonl").write_text(
+        f'{{"problem": "Find x.", "answer": {written}, "ratio": [1.10, 0.1000000000000000055]}}\n'
+    )
     (raw,) = raw_rows(read_rows(str(tmp_path / "rows.jsonl")), "test", "train", RowIds())
     assert raw["answer"] == answer
-    assert answer is None or json.loads(raw["columns"]) == {"ratio": 1.1}
+    assert answer is None or json.loads(raw["columns"]) == {"ratio": [1.1, 0.1]}
 
 
 @pytest.mark.parametrize(
