@@ -49,6 +49,9 @@ def test_displays_need_no_script():
     for piece in shown:
         assert "<script" not in piece.data
     assert "<svg" in shown[0].data and "after GRPO, sampled" in shown[1].data
+    summary = {**make_summary(), "checkpoints": {"final": {"iteration": 1, "hash": "a" * 32}}, "policies": ["final"]}
+    found = ["evaluation is of" in show.show_evaluation(summary, stored).data for stored in (0, 2, 4)]
+    assert found == [False, False, True]
     assert shown[2].data.count("data:image/png") == 6
     assert "data:image/gif" in shown[3].data and "tok made" in shown[4].data
 

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
-from geo_sokoban_pipeline.formats import signed
+from geo_sokoban_pipeline.formats import find_stale, signed
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.charts import Chart
 from geo_sokoban_pipeline.reporting.episodes import (
@@ -163,14 +163,19 @@ def show_curves(metrics: Sequence[Mapping[str, Any]]) -> Any:
     return _html(_plots(large), _plots(curves.health_charts(rows, further), small=True))
 
 
-def show_evaluation(summary: Mapping[str, Any]) -> Any:
+def show_evaluation(summary: Mapping[str, Any], stored: int = 0) -> Any:
     """Rates of policies and baselines with 95 % intervals, what they are of, and a chart by difficulty if that is a
     number.
+
+    Args:
+        stored: iterations of the run; 0: not known. An evaluation of an earlier checkpoint is called one.
     """
     parts: Any = make_environment().get_template("parts.html.j2").module
     solved = task_or_plain(summary.get("task")).words.solved
     table = parts.evaluation(*evaluation_rows(summary), evaluation_columns(summary), solved)
     named = "; ".join(f"{name}: {value}" for name, value in describe_evaluated(summary))
+    if stale := find_stale(summary, stored):
+        named = f"The evaluation is of {stale}. {named}"
     return _html(table, Markup('<p class="quiet">{}</p>').format(named), _plots([difficulty_chart(summary)]))
 
 
