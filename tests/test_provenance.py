@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ from geo_sokoban_pipeline.runs.provenance import (
     find_commit,
     find_processor,
     read_commands,
+    suggest_command,
     summarise_commands,
     typed_command,
 )
@@ -150,3 +152,33 @@ def test_a_damaged_history_counts_as_none(tmp_path):
 def test_command_as_typed(monkeypatch, words, typed):
     monkeypatch.setattr(sys, "argv", words)
     assert typed_command() == typed
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "env"),
+    [
+        ([], None, None),
+        (["--env=test"], None, "test"),
+        (["-e", "test"], None, "test"),
+        (["--config=c.yml"], "run: {env: test}", "test"),
+        (["-c", "c.yml", "--env", "local"], "run: {env: test}", "local"),
+        (["--config", "c.yml"], "run: {pipelines: audit_sokoban}", None),
+        (["--config", "c.yml"], "run:", None),
+        (["--config", "c.yml"], None, None),
+    ],
+)
+@pytest.mark.parametrize(("root", "start"), [(None, []), ("", []), ("a b", ["GEO_SOKOBAN_DATA_ROOT=a b"])])
+def test_a_suggested_command_means_the_environment_and_the_data_root_of_this_one(
+    tmp_path, monkeypatch, words, config, env, root, start
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["kedro", "run", *words])
+    monkeypatch.delenv("GEO_SOKOBAN_DATA_ROOT", raising=False)
+    if root is not None:
+        monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", root)
+    if config is not None:
+        (tmp_path / "c.yml").write_text(config)
+    named = [] if env is None else [f"--env={env}"]
+    found = shlex.split(suggest_command("audit_sokoban", "1.10", "--tags=report"))
+    command = [*start, "kedro", "run", "--pipelines=audit_sokoban", "--tags=report", *named]
+    assert found == [*command, "--params", "run_id=1.10"]

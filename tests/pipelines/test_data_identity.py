@@ -164,11 +164,11 @@ def test_data_that_were_deleted_are_made_again_by_the_command_of_the_message(clo
         path.unlink()
     line = error_of(clone, "--pipelines=evaluate_sokoban")
     assert f"there are no such tables of the data {gone.name}" in line
-    assert "`kedro run --env=test --pipelines=data_sokoban`" in line
+    assert f"`GEO_SOKOBAN_DATA_ROOT={clone.root} kedro run --pipelines=data_sokoban --env=test`" in line
     # With other settings in force, the message names a file with those of the run.
     source = "evaluate_sokoban.source.run_id=default,run_id=again"
     line = error_of(clone, "--env=slime_exact", "--pipelines=evaluate_sokoban", f"--params={source}")
-    found = re.search(r"`kedro run --env=slime_exact (--config=\S+)`", line)
+    found = re.search(r" kedro run (--config=\S+) --env=slime_exact`", line)
     assert found is not None
     assert clone.command(found[1]).exit_code == 0
     assert (gone / "eval_prompts.parquet").read_bytes() == before

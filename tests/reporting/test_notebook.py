@@ -146,7 +146,7 @@ def test_a_run_that_is_not_stored_is_named_with_its_command(tmp_path, monkeypatc
     catalog = show.open_catalog(env="test", run_id=run_id, folder=Path(__file__))
     with pytest.raises(show.NotStoredError) as refused:
         catalog.load(f"{run}.{'episodes' if run == 'train_sokoban' else 'token_scores'}@pandas")
-    command = f"kedro run --pipelines={run} --env=test{options}"
+    command = f"GEO_SOKOBAN_DATA_ROOT={tmp_path} kedro run --pipelines={run} --env=test{options}"
     assert str(refused.value) == f"{run}/{run_id} is not stored in {tmp_path}. {command} makes it.{others}"
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import sys
 from html.parser import HTMLParser
 
 import pyarrow as pa
@@ -423,11 +424,15 @@ def test_a_whole_audit_takes_the_place_of_the_sample_and_links_to_its_episodes()
     assert f"<div>{names[20]}</div>" in plain and "<a href=" not in plain.split("</section>")[0]
 
 
-def test_an_audit_of_fewer_iterations_is_shown_beside_the_sample():
-    inputs = make_inputs(audit=audit_with([]))
+def test_an_audit_of_fewer_iterations_is_shown_beside_the_sample(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["kedro", "run", "--env=test"])
+    monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", "/big/runs")
+    inputs = make_inputs(audit=audit_with([]), run_id="seed2")
     found = build_report(dataclasses.replace(inputs, whole_audit=audit_with([], len(inputs.metrics) - 1)))
     section = found.split('<section id="audit">')[1].split("</section>")[0]
     assert section.count("<table") == 2 and "the run has gone on since" in section
+    command = "kedro run --pipelines=audit_sokoban --env=test --params run_id=seed2"
+    assert section.count(f"<code>GEO_SOKOBAN_DATA_ROOT=/big/runs {command}</code>") == 2
 
 
 def test_what_an_episode_costs():

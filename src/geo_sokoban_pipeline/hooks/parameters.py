@@ -10,7 +10,6 @@ import difflib
 import json
 import logging
 import os
-import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.stored import other_settings
 from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, RunStore, SourceError
-from geo_sokoban_pipeline.runs.provenance import DATA_ROOT
+from geo_sokoban_pipeline.runs.provenance import DATA_ROOT, suggest_command
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
 from geo_sokoban_pipeline.studies.plan import Command
 from geo_sokoban_pipeline.tasks import TASKS
@@ -236,15 +235,14 @@ def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, reque
         read = sorted(name for name in inputs if name.startswith(f"{task}."))
         missing = [name for name in read if not catalog.exists(name)]
         if missing:
-            env = f"--env={request.env} " if request.env else ""
             note = _recipe(root, task, data.identity.id)
-            how = f"--pipelines=data_{task}"
+            how = suggest_command(f"data_{task}", env=request.env)
             if data.identity.id != data.current.id or task in request.given:
                 write_json(note, _note(data.identity))
-                how = f"--config={shlex.quote(str(note))}"
+                how = suggest_command(None, "default", f"--config={note}", env=request.env)
             raise ParameterError(
                 f"{', '.join(missing)}: there are no such tables of the data {data.identity.id}. Make them with "
-                f"`kedro run {env}{how}`."
+                f"`{how}`."
             )
 
 

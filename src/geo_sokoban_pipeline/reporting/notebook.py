@@ -34,6 +34,7 @@ from geo_sokoban_pipeline.reporting.episodes import (
 )
 from geo_sokoban_pipeline.reporting.report import describe_evaluated, make_environment, read_asset
 from geo_sokoban_pipeline.reporting.report_tables import difficulty_chart, evaluation_columns, evaluation_rows
+from geo_sokoban_pipeline.runs.provenance import suggest_command
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
@@ -79,8 +80,7 @@ def open_catalog(env: str | None = None, run_id: str = "default", folder: Path |
     session: Any = KedroSession.create(project, env=env, runtime_params={"run_id": run_id})
     catalog: DataCatalog = session.load_context().catalog
     session.close()
-    options = f"{f' --env={env}' if env else ''}{f' --params run_id={run_id}' if run_id != 'default' else ''}"
-    catalog.load = partial(_load, catalog, run_id, options)  # type: ignore[method-assign]
+    catalog.load = partial(_load, catalog, run_id, env)  # type: ignore[method-assign]
     return catalog
 
 
@@ -91,7 +91,7 @@ class NotStoredError(ValueError):
         return [f"{type(self).__name__}: {self}"]
 
 
-def _load(catalog: DataCatalog, run_id: str, options: str, name: str, *arguments: Any) -> Any:
+def _load(catalog: DataCatalog, run_id: str, env: str | None, name: str, *arguments: Any) -> Any:
     from kedro.io import DatasetError
 
     try:
@@ -103,7 +103,7 @@ def _load(catalog: DataCatalog, run_id: str, options: str, name: str, *arguments
             raise
         others = f" Run ids of {run} that are stored: {', '.join(stored)}." if stored else ""
         raise NotStoredError(
-            f"{run}/{run_id} is not stored in {root}. kedro run --pipelines={run}{options} makes it.{others}"
+            f"{run}/{run_id} is not stored in {root}. {suggest_command(run, run_id, env=env)} makes it.{others}"
         ) from error
 
 

@@ -64,7 +64,7 @@ from geo_sokoban_pipeline.reporting.training_episodes import (
     summarise_training,
     tag_shares,
 )
-from geo_sokoban_pipeline.runs.provenance import RunTime, summarise_commands
+from geo_sokoban_pipeline.runs.provenance import RunTime, suggest_command, summarise_commands
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -312,6 +312,7 @@ def build_report(inputs: ReportInputs) -> str:
         "audits": report_tables.audit_tables(
             inputs.whole_audit, inputs.audit, len(inputs.metrics), partial(inputs.browse, "episode")
         ),
+        "audit_command": suggest_command(f"audit_{inputs.task}", inputs.run_id),
         "parameters": report_tables.parameter_tables(inputs.parameters),
         "players": {"images": players.images, "episodes": players.episodes},
     }

@@ -16,12 +16,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from geo_sokoban_pipeline.masking import mask_word
 from geo_sokoban_pipeline.processes import count_cores
@@ -132,14 +135,15 @@ def typed_command() -> str:
     return shlex.join([*start, *map(mask_word, words)])
 
 
-def suggest_command(pipeline: str, run_id: str, *options: str, env: str | None = None) -> str:
+def suggest_command(pipeline: str | None, run_id: str = "default", *options: str, env: str | None = None) -> str:
     """A `kedro run` on a run that can be pasted into a shell: in the environment and on the data root of this command.
 
     Args:
+        pipeline: None: the options name it, in a file of `--config`.
         options: further words.
         env: configuration environment; None: that of the words of this process, if they name one.
     """
-    words = ["kedro", "run", f"--pipelines={pipeline}", *options]
+    words = ["kedro", "run", *([f"--pipelines={pipeline}"] if pipeline else []), *options]
     if env := env or _typed_env():
         words.append(f"--env={env}")
     if run_id != "default":
@@ -154,9 +158,18 @@ def on_data_root(command: str) -> str:
 
 
 def _typed_env() -> str | None:
+    """The environment that this command names by a word, or else in its file of `--config`."""
+    if env := _typed("--env", "-e"):
+        return env
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):  # no file of Kedro
+        env = yaml.safe_load(Path(_typed("--config", "-c") or "").read_text(encoding="utf-8"))["run"].get("env")
+    return env
+
+
+def _typed(long: str, short: str) -> str | None:
     for word, following in pairwise([*sys.argv, ""]):
-        if word.startswith("--env=") or word in ("--env", "-e"):
-            return word.removeprefix("--env=") if "=" in word else following
+        if word.startswith(f"{long}=") or word in (long, short):
+            return word.removeprefix(f"{long}=") if "=" in word else following
     return None
 
 

@@ -29,7 +29,8 @@ from geo_sokoban_pipeline.envs.report import TaskReport
 from geo_sokoban_pipeline.formats import describe_policy
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, describe_end
 from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError
-from geo_sokoban_pipeline.tasks import task_or_plain
+from geo_sokoban_pipeline.runs.provenance import suggest_command
+from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import Ragged, one_array
 from geo_sokoban_pipeline.trajectories.index import find_gaps
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
@@ -600,7 +601,11 @@ class _Images:
 def _describe_run(run: BrowsedRun, pad: int | None, folder: Path) -> dict[str, Any]:
     """What the pages need of a run; its report by an address relative to the site."""
     report = run.report and quote(Path(os.path.relpath(run.report, folder.absolute())).as_posix())
-    return {"settings": run.settings, "pad": pad, "report": report, "ablations": describe_ablations(run.evaluation)}
+    pipeline, _, run_id = run.name.partition("/")
+    kind, _, task = pipeline.partition("_")
+    score = suggest_command(f"score_{task}", run_id) if kind == "train" and task in TASKS else None
+    ablations = describe_ablations(run.evaluation)
+    return {"settings": run.settings, "pad": pad, "report": report, "ablations": ablations, "score": score}
 
 
 def describe_ablations(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:

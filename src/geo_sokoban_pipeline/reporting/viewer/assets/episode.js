@@ -38,7 +38,8 @@ const CHANNELS = {
 };
 
 function noScores(e) {
-  return e.scores ? "" : "no token scores: kedro run --pipelines=score_… makes them";
+  const command = site.runs[cell("run", e.row)].score;
+  return e.scores ? "" : `no token scores${command ? `: ${command} makes them` : ""}`;
 }
 
 const advantageOf = (e, turn) => turn.advantage ?? cell("advantage", e.row);
