@@ -93,7 +93,9 @@ def test_list_and_pages_hold_the_episodes(task: str, tmp_path: Path, monkeypatch
     assert len(list((tmp_path / "site" / "data" / "episodes").iterdir())) > 1
     images = [one for path in (tmp_path / "site" / "data" / "images").iterdir() for one in read_script(path)]
     assert len(set(images)) == len(images) == counts["images"]
-    assert read_script(tmp_path / "site" / "data" / "site.js")["tasks"][task]["title"] == task_of(task).title
+    site = read_script(tmp_path / "site" / "data" / "site.js")
+    assert site["tasks"][task]["title"] == task_of(task).title
+    assert site["runs"][f"train_{task}/default"]["score"].endswith(f"kedro run --pipelines=score_{task}")
 
 
 def test_the_state_after_the_last_response_is_an_image_where_the_task_draws_it(tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def test_docs_say_whether_the_seeds_chose_the_recipe(seeds, chosen_on, clause, s
     results = make_results(*(make_seed(seed, 400) for seed in seeds))
     results["chosen_on"] = chosen_on
     line, page, table = render_readme_line(results), render_study(results), render_readme(results)
-    assert line.endswith(f", {clause.rstrip(':')}.")
+    # The README says above its lines that seeds took no part, so a line names only those that did.
+    named = clause.rstrip(":") if set(seeds) & set(chosen_on) else clause.rstrip(":").partition(", ")[0]
+    assert line.endswith(f"after GRPO, {named}.")
     assert clause.rstrip(":") in table
     played = page.partition("\n")[0]
     assert played.endswith("evidence of its own.") if sentence is None else sentence in played

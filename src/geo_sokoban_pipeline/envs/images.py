@@ -122,6 +122,11 @@ def png_data_uri(png: bytes) -> str:
     return PNG_PREFIX + base64.b64encode(png).decode("ascii")
 
 
+def is_data_uri(text: str) -> bool:
+    """Whether a text begins as a data URI, whose scheme may have capitals."""
+    return text[:5].lower() == "data:"
+
+
 def read_data_uri(uri: object, *, max_bytes: int, max_pixels: int) -> Image.Image:
     """Image of a base64 data URI, in RGB.
 
@@ -135,7 +140,7 @@ def read_data_uri(uri: object, *, max_bytes: int, max_pixels: int) -> Image.Imag
     """
     if not isinstance(uri, str):
         raise ValueError(f"image is {type_name(uri)}; only data: URIs are read")
-    if not uri.startswith("data:"):
+    if not is_data_uri(uri):
         raise ValueError(f"image {uri[:60]!r} is not a data: URI; remote and local images are not read")
     return decode_image(data_uri_bytes(uri, max_bytes), max_pixels=max_pixels)
 
@@ -147,17 +152,18 @@ def data_uri_bytes(uri: str, max_bytes: int) -> bytes:
         ValueError: not base64, or more bytes than allowed, found before anything is decoded.
     """
     head, comma, body = uri.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise ValueError(f"image {uri[:60]!r} is not base64 text; expected data:image/png;base64,…")
     return base64_bytes(body, max_bytes)
 
 
 def base64_bytes(body: str, max_bytes: int) -> bytes:
-    """Bytes of base64 text.
+    """Bytes of base64 text, in either alphabet, and with line ends as mails and certificates have them.
 
     Raises:
         ValueError: not base64, or more bytes than allowed, found before anything is decoded.
     """
+    body = "".join(body.split()).replace("-", "+").replace("_", "/")
     # Four characters hold three bytes, less one for each of at most two signs of padding.
     size = len(body) * 3 // 4 - body[-2:].count("=")
     if size > max_bytes:

@@ -553,7 +553,7 @@ def _check_episode(
     errors: list[ParityError] = []
     if not episode.turns:  # it failed before its prompt was encoded
         return errors
-    # What stands around the responses does not depend on them, and rendering it is most of the work.
+    # The text around the responses does not depend on them, and rendering it is most of the work.
     key = tuple(
         None
         if turn.role == "assistant"

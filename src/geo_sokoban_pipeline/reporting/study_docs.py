@@ -138,10 +138,15 @@ def _at(curve: Points, x: float) -> float:
 
 
 def render_readme_line(results: Results) -> str:
-    """One entry of a list: the sampled rate of the final policy, the seeds, and where everything else stands."""
+    """One entry of a list: the sampled rate of the final policy, the seeds, and where everything else stands.
+
+    The text above the list says that seeds took no part in choosing the recipe, so an entry names only those that did.
+    """
     link = f"[{results['title']}](docs/learning.md#{results['title'].lower().replace(' ', '-')})"
     rate, final = task_of(results["task"]).words.rate, _rate(results["seeds"], "final", MODES[0])
-    return f"- {link}: {rate} **{final}** after GRPO, {_describe_seeds(results)}."
+    chosen = any(seed["seed"] in results["chosen_on"] for seed in results["seeds"])
+    seeds = _describe_seeds(results, describe_choice(results) if chosen else "")
+    return f"- {link}: {rate} **{final}** after GRPO, {seeds}."
 
 
 def render_readme(results: Results) -> str:
@@ -152,17 +157,17 @@ def render_readme(results: Results) -> str:
         sampled, greedy = (_rate(seeds, agent, mode) for mode in MODES)
         if sampled != DASH:
             lines.append([name, sampled, "" if agent in task.report.study_baselines else greedy])
-    many = f"{_describe_seeds(results)}{' (lowest–highest in brackets)' if len(seeds) > 1 else ''}"
+    many = _describe_seeds(results, describe_choice(results))
+    many += " (lowest–highest in brackets)" if len(seeds) > 1 else ""
     what = f"{task.words.rate.capitalize()}, {many}: {task.report.study_prompts(results['levels'])}."
     head = " ".join(filter(None, [what, _describe_minutes(results), describe_beside(results, task)]))
     return "\n\n".join([head, markdown_table(["policy", "sampled", "greedy"], lines)])
 
 
-def _describe_seeds(results: Results) -> str:
-    """`mean of seeds 3 to 5, none of which took part in choosing the recipe`."""
+def _describe_seeds(results: Results, clause: str) -> str:
+    """`mean of seeds 3 to 5`, and a clause about them behind a comma."""
     seeds = [seed["seed"] for seed in results["seeds"]]
-    parts = [f"{'mean of ' if len(seeds) > 1 else ''}{name_seeds(seeds)}", describe_choice(results)]
-    return ", ".join(filter(None, parts))
+    return ", ".join(filter(None, [f"{'mean of ' if len(seeds) > 1 else ''}{name_seeds(seeds)}", clause]))
 
 
 def _rate(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str) -> str:

@@ -37,6 +37,11 @@ def read(image, **changes):
         uri(PNG, ""),
         uri(PNG, "image/png;charset=utf-8"),
         base64.b64encode(PNG).decode(),
+        base64.encodebytes(PNG).decode(),
+        base64.urlsafe_b64encode(PNG).decode(),
+        uri(PNG).replace("data:image/png", "DATA:image/PNG"),
+        "data:image/png;base64,\n" + base64.encodebytes(PNG).decode().replace("\n", "\r\n"),
+        "data:image/png;base64," + base64.urlsafe_b64encode(PNG).decode(),
     ],
     ids=str,
 )

@@ -59,6 +59,10 @@ def names_and_rows(text: str) -> list[tuple[str, str]]:
         (f"; 1\n{ONE}\nComment: open\n; 2\n{THREE}", [("1", ONE), ("2", THREE)]),
         (f"{ONE}\n-----\n{TWO}\n***\n{THREE}\n---", [("level_0", ONE), ("level_1", TWO), ("level_2", THREE)]),
         (f"; 1\n{ONE}\n-----\n; 2\n{TWO}", [("1", ONE), ("2", TWO)]),
+        *(
+            (f"{ONE}\n{rule}\n{TWO}", [("level_0", ONE), ("level_1", TWO)])
+            for rule in ("\xa0-----", "-\xa0-\xa0-", "\u2003***")
+        ),
         ("5#|#@$.#|5#|\n-----\n5#|#.$@#|5#", [("level_0", "5#|#@$.#|5#|"), ("level_1", "5#|#.$@#|5#")]),
         ("#####\n-----\n#@$.#\n#####", [("level_0", "#####\n-----\n#@$.#\n#####")]),  # rows of floor
         ("## ##\n-----\n#####\n#@$.#\n#####", [("level_0", "## ##\n-----\n#####\n#@$.#\n#####")]),  # an ornament

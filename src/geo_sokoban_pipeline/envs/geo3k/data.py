@@ -24,7 +24,14 @@ from PIL import Image
 from geo_sokoban_pipeline.config.data import SplitCounts, SplitShares
 from geo_sokoban_pipeline.envs.geo3k.config import QUESTION_MARK, Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
-from geo_sokoban_pipeline.envs.images import base64_bytes, data_uri_bytes, decode_image, encode_png, png_data_uri
+from geo_sokoban_pipeline.envs.images import (
+    base64_bytes,
+    data_uri_bytes,
+    decode_image,
+    encode_png,
+    is_data_uri,
+    png_data_uri,
+)
 from geo_sokoban_pipeline.envs.rows import BadRow, RejectedRow, check_unicode, json_columns, row_as_text
 from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps, share_out
 from geo_sokoban_pipeline.formats import type_name
@@ -252,7 +259,7 @@ def _warn(row: str) -> None:
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FILE_NAME = re.compile(r"\S+\.(?:png|jpe?g|webp|gif|bmp)", re.IGNORECASE)
 # Shorter texts of these characters are names of files, unless they begin as PNG, JPEG, GIF or WebP do.
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{200,}|(?:iVBORw0KGg|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/]+)={0,2}")
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{200,}|(?:iVBORw0KGg|[/_]9j[/_]|R0lGOD|UklGR)[A-Za-z0-9+/_-]+)={0,2}")
 
 
 def read_images(images: Sequence[Mapping[str, Any]], options: Geo3kDataOptions) -> list[Image.Image]:
@@ -278,7 +285,7 @@ def read_images(images: Sequence[Mapping[str, Any]], options: Geo3kDataOptions) 
 
 
 def _is_encoded(text: str) -> bool:
-    return text.startswith("data:image/") or _BASE64.fullmatch("".join(text.split())) is not None
+    return text[:11].lower() == "data:image/" or _BASE64.fullmatch("".join(text.split())) is not None
 
 
 def holds_image(value: Any) -> bool:
@@ -308,12 +315,12 @@ def _image_bytes(image: Mapping[str, Any], options: Geo3kDataOptions) -> bytes:
         return bytes(raw)
     if not text:
         raise ValueError("image is empty")
-    if text.startswith("data:"):
+    if is_data_uri(text):
         return data_uri_bytes(text, limit)
     if _ADDRESS.match(text):
         raise ValueError(f"image {text[:60]!r} is remote; only bytes and data: URIs are read")
-    if _BASE64.fullmatch(packed := "".join(text.split())):  # base64 of mails and certificates has line ends
-        return base64_bytes(packed, limit)
+    if _is_encoded(text):
+        return base64_bytes(text, limit)
     return _file_bytes(text, options.image_folder, limit)
 
 

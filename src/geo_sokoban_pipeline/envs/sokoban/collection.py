@@ -158,7 +158,7 @@ def _at_rules(rows: list[str]) -> list[tuple[list[str], list[str]]]:
     start = number = 0
     while number < len(rows):
         end = number
-        while end < len(rows) and not rows[end].strip("-_ \t.*+"):
+        while end < len(rows) and not "".join(rows[end].split()).strip("-_.*+"):
             end += 1
         if number < end and (end == len(rows) or _is_border(rows[start:number], rows[end:])):
             parts.append((rows[start:number], rows[number:end]))
@@ -213,7 +213,7 @@ def _notes(gap: Sequence[str], last: bool) -> list[_Note]:
             value = "\n".join(text for text in (value, *map(str.strip, gap[number:end])) if text)
             number = end + 1
         if key != "comment":
-            value = value.strip("-=*~;:# ")
+            value = re.sub(r"^[-=*~;:#\s]+|[-=*~;:#\s]+$", "", value)
         if kind != "key" and (numbered := _LEVEL_NUMBER.fullmatch(value)):
             value = numbered[1]
         if value and not _MOVES.fullmatch(value):
