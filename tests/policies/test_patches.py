@@ -79,6 +79,8 @@ def processor_folder(folder, **changes):
         *({"resample": number} for number in range(6)),
         {"rescale_factor": 0.01},
         {"do_rescale": False},
+        {"do_rescale": None},
+        {"do_normalize": None, "transformers_version": "5.0.0", "auto_map": {}, "num_channels": 3},
         {"do_normalize": False},
         {"do_rescale": False, "do_normalize": False, "resample": 0},
         {"image_mean": 0.3, "image_std": 2},
@@ -110,6 +112,8 @@ def test_a_processor_that_is_read_gives_the_pixels_of_the_library(tmp_path, chan
     ("changes", "message"),
     [
         ({"do_resize": False}, "do_resize=false: images are prepared as"),
+        ({"do_resize": None}, "do_resize=false: images"),
+        ({"patch_size": {"height": 16, "width": 16}}, 'patch_size={"height": 16, "width": 16}: a whole number'),
         ({"do_center_crop": True}, "do_center_crop=true"),
         ({"do_pad": True, "pad_size": {"height": 9, "width": 9}}, "do_pad=true: images"),
         ({"resample": 9}, "resample=9"),

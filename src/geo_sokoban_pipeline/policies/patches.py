@@ -41,6 +41,7 @@ _NEUTRAL = frozenset(
     {"do_resize", "do_convert_rgb", "crop_size", "pad_size", "default_to_square", "data_format", "input_data_format"}
     | {"device", "disable_grouping", "return_tensors", "processor_class", "image_processor_type", "use_fast"}
     | {"feature_extractor_type", "_processor_class", "_valid_processor_keys"}
+    | {"transformers_version", "auto_map", "num_channels"}
 )
 _KINDS = re.compile(r"Qwen(?:2|2_5|3)_?VLImageProcessor(?:Fast|Pil)?")
 
@@ -193,7 +194,13 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {folder} is no vision-language policy with an image processor.")
-    values = {name: value for name, value in json.loads(path.read_text(encoding="utf-8")).items() if value is not None}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    # A step whose value is null is off, as the library takes it; other nulls are defaults.
+    values = {
+        name: False if value is None else value
+        for name, value in stored.items()
+        if value is not None or name.startswith("do_")
+    }
     kind = values.get("image_processor_type", values.get("feature_extractor_type", "Qwen2VLImageProcessor"))
     wrong = {name: value for name, value in values.items() if name not in _READ | _NEUTRAL and value is not False}
     if not values.get("do_resize", True):
@@ -208,6 +215,9 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
             f"{path}: {listed}: images are prepared as Qwen2VLImageProcessor does, resized to whole patches and "
             "without a step beyond it, so these would give other pixels. Remove what the policy was not trained with."
         )
+    for name in ("patch_size", "temporal_patch_size", "merge_size"):
+        if not isinstance(values.get(name, 1), int):
+            raise ValueError(f"{path}: {name}={json.dumps(values[name])}: a whole number is needed, such as 16.")
     processor = Qwen2VLImageProcessorPil(**{name: values[name] for name in _READ if name in values})
     if not (processor.size.shortest_edge and processor.size.longest_edge):
         raise ValueError(
