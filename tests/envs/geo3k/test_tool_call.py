@@ -37,7 +37,9 @@ def scored(answer: str = '"5"', name: str = "calc_score") -> str:
         (scored("0"), ToolCall("calc_score", "0")),
         (scored("5.50"), ToolCall("calc_score", "5.5")),
         (scored('" 5 "'), FIVE),
-        (scored("[5]"), ToolCall("calc_score", "[5]")),
+        (scored("[5]"), FIVE),
+        (scored('["5", 7.5]'), ToolCall("calc_score", "5, 7.5")),
+        (scored("[]"), ToolCall("calc_score", None)),
         (scored("false"), ToolCall("calc_score", "False")),
         (scored('"\\\\frac{1}{2}"'), ToolCall("calc_score", "\\frac{1}{2}")),
         (scored("0.00001"), ToolCall("calc_score", "0.00001")),
@@ -118,6 +120,17 @@ def test_original_rules_can_be_chosen():
         *(r"5\sqrt{3}", r"\frac{1}{2}", r"\text{A}", r"\theta", r"\beta", r"\nu", r"\rho+\tau", r"2\times 3", r"50\%"),
         *(r"\left(1, 2\right)", r"x \neq 5", r"\boxed{5}", r"\underline{AB}", r"\upsilon", r"\bar{x}", r"\tan 30"),
         *(r"\dfrac{\sqrt{3}}{2}\pi", r"5\\\sqrt{3}", r"\textbf{5}", r"\triangle ABC", r"\not= 5", r"\uparrow"),
+        *(
+            r"\rVert",
+            r"\tbinom{5}{2}",
+            r"\tag{1}",
+            r"\triangleq 5",
+            r"\thickapprox 5",
+            r"\natural",
+            r"\ncong",
+            r"\nsim",
+        ),
+        *(r"\nless", r"\ngtr", r"5\newline", r"\rlap{5}", r"\rightleftharpoons"),
     ],
 )
 def test_latex_with_single_backslashes(latex):

@@ -23,9 +23,9 @@ _OPEN = re.compile(r"<tool_call>\s*\{")
 _CLOSE = re.compile(r"\}\s*</tool_call>")
 # Macros that begin like an escape of JSON. A form feed or a backspace before a letter is always one.
 _MACROS = (
-    "n(?:abla|earrow|e|eq|eg|exists|geq|i|leq|mid|ot|otin|parallel|u|warrow)"
-    "|r(?:angle|brace|brack|ceil|floor|ho|ight|ightarrow|m|oot|vert)"
-    "|t(?:an|anh|au|ext|ext[a-z]+|frac|herefore|heta|hinspace|ilde|imes|o|op|riangle)"
+    "n(?:abla|atural|cong|earrow|e|eq|eg|ewline|exists|geq|gtr|i|leq|less|mid|ot|otin|parallel|sim|u|warrow)"
+    "|r(?:angle|brace|brack|ceil|floor|ho|ight|ightarrow|ightleftharpoons|lap|m|oot|[vV]ert)"
+    "|t(?:ag|an|anh|au|binom|ext|ext[a-z]+|frac|herefore|heta|hickapprox|hinspace|ilde|imes|o|op|riangle|riangleq)"
 )
 _ESCAPE = re.compile(rf"""(\\(?:["\\/]|u[0-9A-Fa-f]{{4}}|[bf](?![A-Za-z])|(?!(?:{_MACROS})(?![A-Za-z]))[nrt]))|\\""")
 _LONGEST_INTEGER = 1000  # digits; Python converts no more than some thousands
@@ -112,6 +112,8 @@ def _read_body(body: str, tolerate_latex: bool) -> ToolCall | None:
         if isinstance(arguments, str):
             arguments = load(arguments)
         given = arguments.get("answer") if isinstance(arguments, dict) else None
+        if tolerate_latex and isinstance(given, list):  # the values it holds, without Python's brackets and quotes
+            given = ", ".join(map(label_text, given))
         text = label_text(given) if tolerate_latex or given is None else str(given)
     except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, nesting beyond the stack
         return None

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 import sympy
+from sympy.functions.elementary.trigonometric import TrigonometricFunction
 
 from geo_sokoban_pipeline.rewards.math_answer.default import IDENTIFIER, identifier
 from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import NoNumberError, Reader, half_unit
@@ -28,7 +29,7 @@ _INVERSE = {f"\\{name}": f"\\arc{name}" for name in ("sin", "cos", "tan")}
 _OPENING, _CLOSING = "([{", ")]}"
 _LIST = re.compile(r"[,;]|(?<![A-Za-z\\])or(?![A-Za-z])")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
-_RELATION = re.compile(r"\\(?:leq|geq|neq|ne|in)(?![A-Za-z])|[<>=]")
+_RELATION = re.compile(r"\\(?:leq|geq|neq|in)(?![A-Za-z])|[<>=]")
 _MIRRORED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq"}
 # Constants are compared to so many digits: no two numbers that fit into an answer and a label differ by less.
 _DIGITS = 300
@@ -39,8 +40,8 @@ def are_equivalent(answer: str, label: str, links: Sequence[tuple[str, str, bool
     """Whether an answer is the label.
 
     Lists, sets and unions are compared in any order, tuples and intervals in theirs. Equations are equal where they
-    are so after multiplication by a number or have the same solutions for each letter, inequalities where they are so
-    after multiplication by a positive number.
+    are so after multiplication by a number, or have solutions for each letter and the same ones, inequalities where
+    they are so after multiplication by a positive number.
 
     Args:
         answer, label: normalised LaTeX of one formula each.
@@ -94,18 +95,28 @@ def _are_same_relation(pieces: list[str], signs: list[str], wanted: list[str], w
     ratio = sympy.simplify(difference / wanted_difference)
     if not ratio.free_symbols:
         return bool(ratio != 0 if sign in ("=", "\\neq") else ratio > 0)
-    letters = difference.free_symbols | wanted_difference.free_symbols
-    return sign == "=" and all(
-        _match(sympy.solve(difference, letter), sympy.solve(wanted_difference, letter), _is_equal)
-        for letter in sorted(letters, key=str)
-    )
+    return sign == "=" and _have_same_solutions(difference, wanted_difference)
+
+
+def _have_same_solutions(difference: Any, wanted: Any) -> bool:
+    """Whether two formulas are 0 for the same values of each letter, and for any; complex ones tell more apart."""
+    sides = sympy.Tuple(difference, wanted)
+    if sides.has(TrigonometricFunction):  # SymPy solves for one period
+        return False
+    if not sides.has(sympy.Abs):  # SymPy solves it for real letters only
+        sides = sides.subs({letter: sympy.Symbol(letter.name) for letter in sides.free_symbols})
+    for letter in sorted(sides.free_symbols, key=str):
+        solutions, wanted_solutions = (sympy.solve(side, letter) for side in sides)
+        if not solutions or not _match(solutions, wanted_solutions, _is_equal):
+            return False
+    return True
 
 
 def _as_difference(left: str, right: str, sign: str) -> tuple[str, Any]:
     """A relation to 0 by one of `=`, `\\neq`, `>` and `\\geq`."""
     difference = _read(left) - _read(right)
-    if sign in ("=", "\\neq", "\\ne"):
-        return ("=" if sign == "=" else "\\neq"), sympy.numer(sympy.together(difference))
+    if sign in ("=", "\\neq"):
+        return sign, sympy.numer(sympy.together(difference))
     return (_MIRRORED[sign], -difference) if sign in ("<", "\\leq") else (sign, difference)
 
 
@@ -167,8 +178,6 @@ def _read(text: str) -> Any:
 class _FormulaReader(Reader):
     """Reads SymPy's formulas."""
 
-    _OVER = (*Reader._OVER, ":")
-
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._within_bars = False
@@ -183,6 +192,20 @@ class _FormulaReader(Reader):
         if degree.is_odd and radicand.is_negative:  # SymPy's root would be a complex one
             return -sympy.root(-radicand, degree)
         return sympy.root(radicand, degree)
+
+    def _read_sum(self) -> Any:
+        first = super()._read_sum()
+        return first / super()._read_sum() if self._take(":") else first
+
+    def _read_divisor(self, dividend: Any) -> Any:
+        """All that is multiplied without a sign: `a/2b` has 2b, but `1/2 bh` and `4/3\\pi` begin with a fraction."""
+        divisor = self._read_signed_power()
+        is_before_letter = self.text[self.at - 1] != " " and IDENTIFIER.match(self.text, self.at) is not None
+        if dividend.is_Rational and divisor.is_Rational and not is_before_letter:
+            return divisor
+        while self._is_factor():
+            divisor = divisor * self._read_power()
+        return divisor
 
     def _is_factor(self) -> bool:
         return self._is_factor_of_argument() or self._peeks(*_FUNCTIONS)

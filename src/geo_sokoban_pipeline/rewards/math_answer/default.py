@@ -101,7 +101,7 @@ class _Pair:
 
 def _reduce(answer: str, truth: str, tolerance: float) -> _Pair:
     value, links = value_of_chain(truth, letters=True)
-    truth = truth if links else value
+    truth = truth if links or _THING.fullmatch(value) else value
     letters = has_letters(truth)
     links = ()
     if not is_relation(truth):
@@ -222,6 +222,10 @@ _NAME = re.compile(
 IDENTIFIER = re.compile(
     rf"([A-Za-z]|\\(?:{_GREEK})(?![A-Za-z]))(?:\s*_\s*(?:\{{\s*(\w+)\s*\}}|([A-Za-z0-9])))?((?:\s*')*)"
 )
+# What an equation may say of another such thing: an angle, a figure, points, or one letter; `bh` is a product.
+_THING = re.compile(
+    rf"m?\s*\\(?:angle|triangle|odot)(?![A-Za-z])[^=]*|[A-Z\d_{{}}'\s]*[A-Z][A-Z\d_{{}}'\s]*|{IDENTIFIER.pattern}"
+)
 _WORD_OR_IDENTIFIER = re.compile(rf"\\(?!(?:{_GREEK})(?![A-Za-z]))[A-Za-z]+|{IDENTIFIER.pattern}")
 _CHOICE = re.compile(r"\(?([A-Ea-e])\)?")
 # Capitals are names of points and lines.
@@ -234,7 +238,7 @@ _MARKS = (
     re.compile(r"[|\[\]]|\\[{}|]"),
     re.compile(r"(?<!_)\d (?=\d)"),
 )
-_RELATION = re.compile(r"[<>]|\\(?:leq|geq|neq|ne)(?![A-Za-z])")
+_RELATION = re.compile(r"[<>]|\\(?:leq|geq|neq)(?![A-Za-z])")
 _MIXED = re.compile(r"(?<![\w.^])(\d+) (\d+)/(\d+)(?!\d)")  # 7 3/4
 _ROOT_DEGREE = re.compile(r"(?<=\\sqrt)\s*\[\w+\]")
 _SEPARATOR = re.compile(r"[,;]")
@@ -270,9 +274,14 @@ def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[ChainLink, .
     links = [ChainLink(left, right, sign == "=") for left, right, sign in zip(parts, parts[1:], signs, strict=False)]
     found = [_holds(link) for link in links]
     undecided = tuple(link for link, holds in zip(links, found, strict=True) if holds is None)
-    is_chain = all(parts) and False not in found
+    is_chain = all(map(_is_balanced, parts)) and False not in found
     is_chain &= all(is_formula(side) and not _SEPARATOR.search(side) for link in undecided for side in link[:2])
     return (first, undecided) if is_chain else (text, ())
+
+
+def _is_balanced(side: str) -> bool:
+    """Whether a side of a sign is something, with as many brackets opened as closed."""
+    return bool(side) and sum(map(side.count, "([{")) == sum(map(side.count, ")]}"))
 
 
 def _holds(link: ChainLink) -> bool | None:
@@ -381,6 +390,7 @@ _SUPERSCRIPT_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS.values())}]+")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _GROUPED_DIGITS = re.compile(r"(?<=\d)(?:\\,|\\!|,\\!|\{,\}(?:\\!)?)(?=\d{3}(?!\d))")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
+_LINES = "overline|underline|over(?:left)?rightarrow|wide(?:hat|paren|tilde)|over(?:arc|paren)"
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -395,6 +405,9 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\le(?![A-Za-z])", r"\\leq"),
         (r"\\ge(?![A-Za-z])", r"\\geq"),
+        (r"\\ne(?![A-Za-z])", r"\\neq"),
+        (r"\\(?:simeq|doteq|approxeq|thickapprox)(?![A-Za-z])|\\sim(?=\s*[\d.])", r"\\approx"),
+        (rf"(?<=[\d.])\s*\\(?:{_LINES})\s*(?=\{{\s*\d)", r"\\repeating"),  # 0.3 is not 0.333…
         (r"\\(?:measuredangle|sphericalangle)(?![A-Za-z])", r"\\angle"),
         (r"(?<![A-Za-z\\])sqrt(?=\s*[({\d])", r"\\sqrt"),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
@@ -402,17 +415,21 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\^\s*\{\s*\\prime\s*\\prime\s*\}", "''"),
     )
 )
-_PERCENT = re.compile(r"(?<=[\d.)}])\s*per ?cent(?![A-Za-z])", re.IGNORECASE)
+_PERCENT = re.compile(
+    r"(?:(?<=[\d.)}])|(?<=\\pi)|(?<=[A-Za-z])(?<![A-Za-z\\][A-Za-z]))\s*per ?cent(?![A-Za-z])", re.IGNORECASE
+)
 _DEGREES = re.compile(
     r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z]))|\\(?:degrees?|deg|textdegree)(?![A-Za-z])"
 )
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|rm|it|sf|tt|normal|up|sc)?|math(?:rm|bf|it|sf|tt|cal|normal)|operatorname\*?|boldsymbol|bm|[mh]box"
-    r"|overline|underline|over(?:left)?rightarrow|wide(?:hat|paren|tilde)|over(?:arc|paren)|ensuremath|boxed)\s*(?=\{)"
+    rf"|{_LINES}|ensuremath|boxed)\s*(?=\{{)"
 )
 # A capital may begin a word. Three or four capitals are the name of a figure, unless they are one of these.
-_WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Z][a-z]{2,}|[A-Z]{5,}|(?i:yes|no|not|none|true|false))(?![A-Za-z])")
+_WORD = re.compile(
+    r"(?<![\\A-Za-z])(?:[A-Z][a-z]{2,}|[A-Z]{5,}|(?i:yes|no|not|none|true|false|ok|up|down|left|right))(?![A-Za-z])"
+)
 _SMALL_GROUP = re.compile(r"(?<=[^A-Za-z])\{([A-Za-z0-9])\}(?!\s*\d)|(?<=[A-Za-z])\{(\d)\}(?!\s*\d)")
 
 
@@ -493,15 +510,16 @@ _PREFIX = r"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?"
 _POWER = r"(?:\s*(?:\^\s*\{?\s*[23]\s*\}?|(?i:squared|cubed)))?"
 
 
-def _pattern(words: str) -> re.Pattern[str]:
-    unit = rf"(?i:{_PREFIX})(?:{words})\.?{_POWER}"
+def _pattern(words: str, behind: str = r"(?:(?<=[\d.)}%])|(?<=\\pi))") -> re.Pattern[str]:
     # A unit follows a number: a digit, a closed group, a percent sign or π.
-    behind = r"(?:(?<=[\d.)}%])|(?<=\\pi))"
+    unit = rf"(?i:{_PREFIX})(?:{words})\.?{_POWER}"
     return re.compile(rf"{behind}\s*{unit}(?:\s*(?:/|(?i:per))\s*{unit})?$")
 
 
 _ANY = _pattern(f"(?i:{_WORDS}|{_ABBREVIATIONS}|{_SHORT})")
-_UNMISTAKABLE = _pattern(f"(?i:{_WORDS})|{_ABBREVIATIONS}")  # capitals such as `FT` name a segment
+_CLEAR = f"(?i:{_WORDS})|{_ABBREVIATIONS}"  # capitals such as `FT` name a segment
+_UNMISTAKABLE = _pattern(_CLEAR)
+_BEHIND_LETTER = _pattern(_CLEAR, r"(?<=[A-Za-z'] )")
 
 
 def strip_unit(text: str, *, letters: bool) -> str:
@@ -510,4 +528,9 @@ def strip_unit(text: str, *, letters: bool) -> str:
     Args:
         letters: whether the label holds letters that are factors, so that a single one is no unit.
     """
-    return (_UNMISTAKABLE if letters else _ANY).sub("", text).rstrip()
+    found = (_UNMISTAKABLE if letters else _ANY).search(text)
+    if found is None and letters:
+        found = _BEHIND_LETTER.search(text)
+        # The last word of others, as in `square feet`, is no unit.
+        found = found if found is not None and is_formula(text[: found.start()]) else None
+    return text if found is None else text[: found.start()].rstrip()

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any
 
 Term = tuple[int, int]  # square-free radicand, power of π
 _MOST_BITS = 2048  # of a numerator or denominator
@@ -31,6 +31,7 @@ _DECIMAL = re.compile(r"\s*[-+]?\s*\d*(?:\.(\d*))?\s*(\\?%)?", re.ASCII)
 _DEEPEST = 40
 _MOST_DIGITS = 600
 _TIMES = ("\\cdot", "\\times", "*")
+_OVER = ("\\div", "/")
 _PERCENT = ("\\%", "%")
 
 
@@ -118,8 +119,6 @@ class Reader:
     It makes `Surd`s. Algebra makes its formulas of the same grammar, by other constructors and more bases.
     """
 
-    _OVER: ClassVar[tuple[str, ...]] = ("\\div", "/")
-
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
@@ -168,8 +167,8 @@ class Reader:
         while True:
             if any(self._take(sign) for sign in _TIMES):
                 product = product * self._read_signed_power()
-            elif any(self._take(sign) for sign in self._OVER):
-                product = product / self._read_signed_power()
+            elif any(self._take(sign) for sign in _OVER):
+                product = product / self._read_divisor(product)
             elif self._is_factor():
                 product = product * self._read_power()
             else:
@@ -178,6 +177,9 @@ class Reader:
     def _is_factor(self) -> bool:
         """Whether what comes is multiplied although no sign says so."""
         return self._peeks("\\frac", "\\sqrt", "\\pi", "(", "{")
+
+    def _read_divisor(self, dividend: Any) -> Any:
+        return self._read_signed_power()
 
     def _read_signed_power(self) -> Any:
         return -self._read_power() if self._take("-") else self._read_power()
