@@ -102,6 +102,7 @@ def test_what_no_run_can_have_is_refused_in_one_line(type_command, tmp_path, wor
         ("pipelines: [data_sokoban]", "it must hold a section `run:`"),
         ("run: nothing", "it must hold a section `run:`"),
         ("run: {params: {run_id: 1.10}}", "run_id=1.10: a text is needed. Quote it: '1.10'."),
+        ("run: {params: {run_id: 1e3}}", "run_id=1e3: a text is needed. Quote it: '1e3'."),
         (
             "run: {params: {evaluate_geo3k: {source: {checkpoint: 007}}}}",
             "evaluate_geo3k.source.checkpoint=007: a text",

@@ -298,7 +298,10 @@ def check_config(file: str) -> None:
     try:
         for name, scalar in _scalars("", node):
             place = name.removeprefix(_CONFIGURED)
-            if place != name and _is_text(place, scalar) and not isinstance(yaml.safe_load(scalar.value), str):
+            if place == name or not _is_text(place, scalar):
+                continue
+            read = OmegaConf.to_container(OmegaConf.create(f"value: {scalar.value}"))  # 1e3 is a number to Kedro alone
+            if not isinstance(read["value"], str):
                 raise ParameterError(f"{place}={scalar.value}: a text is needed. Quote it: '{scalar.value}'.")
     except ParameterError as error:
         stop(f"--config={file}: {error}")

@@ -194,9 +194,9 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {folder} is no vision-language policy with an image processor.")
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     # A step whose value is null is off, as the library takes it; other nulls are defaults.
-    values = {
+    values: dict[str, Any] = {
         name: False if value is None else value
         for name, value in stored.items()
         if value is not None or name.startswith("do_")
