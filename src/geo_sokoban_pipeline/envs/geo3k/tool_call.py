@@ -126,11 +126,15 @@ def _read_body(body: str, tolerate_latex: bool) -> ToolCall | None:
 def _load_latex(text: str) -> Any:
     """Value of a JSON text in which backslashes of LaTeX may be single."""
     text = _ESCAPE.sub(lambda found: found[1] or r"\\", text)
-    return json.loads(text, parse_float=decimal_of_json, parse_int=_integer)
+    return _DECODER.decode(text)
 
 
 def _integer(text: str) -> int | str:
     return int(text) if len(text) <= _LONGEST_INTEGER else text
+
+
+# Made once: each decoder is garbage that only the collector of cycles frees.
+_DECODER = json.JSONDecoder(parse_float=decimal_of_json, parse_int=_integer)
 
 
 def _printable(text: str) -> str:
