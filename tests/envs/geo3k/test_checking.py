@@ -73,6 +73,7 @@ def process(row, instruction):
         ({"images": [5]}, "image is an int"),
         ({"images": [None]}, "image is None"),
         ({"images": [{"bytes": "text"}]}, "image is a dict"),
+        ({"images": [{"type": "image_url", "image_url": {"url": "a.png"}}]}, "image is a dict"),
         ({"images": ["http://127.0.0.1/a.png"]}, "is remote"),
     ],
     ids=str,
@@ -192,7 +193,9 @@ def test_columns_and_forms_of_images(name, given, listed):
     assert process(row, "boxed")["problem"] == process(marked, "boxed")["problem"]
 
 
-def test_images_wins_over_image():
+@pytest.mark.parametrize("empty", [None, [], [None]], ids=str)
+def test_images_wins_over_image_unless_it_is_empty(empty):
+    assert len(check_problem(raw_of(source_row(images=empty, image=uri(PNG))), options()).images) == 1
     row = source_row(0, image="left.png")
     assert (len(check_problem(raw_of(row), options()).images), raw_of(row)["columns"]) == (1, '{"image": "left.png"}')
 

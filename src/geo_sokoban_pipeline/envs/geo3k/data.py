@@ -152,7 +152,9 @@ def raw_rows(
 def _read_row(row: Mapping[str, Any] | BadRow) -> Row:
     if isinstance(row, BadRow):
         raise ValueError(row.reason)
-    name = "images" if row.get("images") or row.get("image") is None else "image"
+    images = row.get("images")
+    given = any(one is not None for one in images) if isinstance(images, list | tuple) else images
+    name = "images" if given or row.get("image") is None else "image"
     return {
         "images": _read_images(row.get(name)),
         "problem": _read_text(row, "problem"),
@@ -215,7 +217,7 @@ def _read_images(images: Any) -> list[Row]:
 
 
 def _read_image(image: Any) -> Row:
-    if isinstance(image, Mapping):
+    if isinstance(image, Mapping) and {"bytes", "path"} & image.keys():
         raw, path = image.get("bytes"), image.get("path")
         if isinstance(raw, str) and _is_encoded(raw):  # JSON has no bytes
             return {"bytes": None, "path": raw}
