@@ -22,7 +22,7 @@ SET = {"name": "longer", "title": "Longer"}
         ),
         (StudyOptions, {"workers": 0}, "study.workers=0: input should be greater than or equal to 1"),
         (StudyDefinition, {"seeds": []}, "study.seeds=[]"),
-        (StudyDefinition, {"seeds": [1, 1]}, "seeds names something twice: 1, 1"),
+        (StudyDefinition, {"seeds": [1, 1]}, "seeds and beside names something twice: 1, 1"),
         (StudyDefinition, {"chosen_on": [10, 10]}, "chosen_on names something twice: 10, 10"),
         (
             StudyDefinition,
