@@ -40,7 +40,7 @@ def test_runs_side_by_side(clone):
     clone.run("compare", {"runs": ["other", "default"]})
     page = (clone.root / "08_reporting/compare/default/report.html").read_text(encoding="utf-8")
     for words in (
-        "On the same 16 levels, default is",
+        "On the same 16 levels of",
         "data.cell_px",
         "iterations stored",
         "other: after GRPO, greedy",

@@ -136,7 +136,7 @@ def test_the_source_is_found_when_a_node_calls_for_it(catalog):
     find = catalog.load("evaluate_sokoban.source_policy")
     with pytest.raises(SourceError, match="train_sokoban/default has no checkpoint; train it first"):
         find()
-    assert catalog.load("evaluate_sokoban.source_prompts")() is None
+    assert catalog.load("evaluate_sokoban.source_prompts")() == (None, None)
 
 
 @pytest.mark.parametrize("task", TASKS)

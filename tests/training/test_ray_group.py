@@ -125,7 +125,7 @@ def test_stored_policies_are_rolled_out_by_the_servers_of_the_ranks_and_sent_fro
     monkeypatch.setattr(worker_group, "open_worker_group", lambda policy, options: closing(OneRank(policy, options)))
     options = RolloutPipelineOptions.model_validate({"source": {"run": "train_sokoban"}})
     rows = pd.DataFrame(sokoban_rows(4, max_solution=3))
-    chunks = list(collect_trajectories(lambda: folder, lambda: None, rows, options, few, 0))
+    chunks = list(collect_trajectories(lambda: folder, lambda: (None, None), rows, options, few, 0))
     assert len(chunks) == 2 and servers == [1]
 
 
