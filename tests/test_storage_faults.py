@@ -408,7 +408,7 @@ def store_run(root: Path, name: str) -> None:
 
 
 def recover(root: Path) -> None:
-    """What the next command does first."""
+    """Do first what the next command does."""
     run_of(root).settle()
     run_of(root).tidy()
 

@@ -382,7 +382,7 @@ def test_torn_files_end_no_command_and_leave_no_run_open(project, caplog, monkey
     assert [run.ended for run in opened.values()] == [0, 0]
     for path in torn:
         assert f"{path} is not readable JSON" in caplog.text
-    # What can be read is sent.
+    # Readable files are sent.
     rows = [entry["iteration"] for entry in opened["train_sokoban/default"].logged if "rollout/raw_reward" in entry]
     assert rows == [0, 1]
 

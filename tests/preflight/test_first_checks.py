@@ -192,7 +192,7 @@ def test_what_it_looks_at_imports_nothing_heavy(tmp_path):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-# What a command reads from elsewhere
+# Inputs of a command from elsewhere
 
 
 @pytest.mark.parametrize(

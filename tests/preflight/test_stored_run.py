@@ -162,7 +162,7 @@ def test_foreign_files_are_nobodys_damage(make_subject: Any) -> None:
     assert check.state == "ok"
 
 
-# What a readable run lacks
+# Missing parts of a readable run
 
 
 def delete(subject: Subject, *numbers: int) -> None:

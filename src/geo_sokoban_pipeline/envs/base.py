@@ -293,7 +293,7 @@ class Task(Protocol):
         return str(row.get(self.key) or row["id"])
 
     def cluster_of(self, row: Row) -> str:
-        """What a prompt shares with those that are no evidence of their own: the column `apart`, else its content.
+        """Cluster of a prompt, whose prompts are one piece of evidence: the column `apart`, else the content.
 
         The content is text and images; without images, whose text alone may say little, all columns but the id.
         """

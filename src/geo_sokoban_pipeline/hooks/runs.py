@@ -144,7 +144,7 @@ class RunHooks:
             refuse(error)
 
     def _check(self, run_params: dict[str, Any], request: CommandRequest) -> None:
-        """What needs no stored run."""
+        """Check all that needs no stored run."""
         # These modules import pyarrow, which most commands do not need.
         from geo_sokoban_pipeline.preflight.first_checks import check_data_source, check_plugins, look_first
 

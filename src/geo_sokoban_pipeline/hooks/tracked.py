@@ -272,7 +272,7 @@ def evaluation_points(summary: Mapping[str, Any], step: int) -> list[tuple[str, 
 
 
 def evaluation_tags(summary: Mapping[str, Any]) -> dict[str, str]:
-    """What was evaluated, baselines, image ablations and intervals as tags: they need no chart each."""
+    """Evaluated policies and data, baselines, image ablations and intervals as tags: they need no chart each."""
     names = [str(name) for name in summary.get("policies") or []]
     tags = {f"eval.final.{name}": str(summary[name]) for name in ("data_id", "prompts_hash") if summary.get(name)}
     for policy, found in (summary.get("checkpoints") or {}).items():

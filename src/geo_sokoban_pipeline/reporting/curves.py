@@ -197,7 +197,7 @@ def run_facts(rows: Rows, history: Rows, seconds: float | None = None) -> list[t
 
 
 def _episode_costs(rows: Rows) -> list[tuple[str, str]]:
-    """What a training episode costs on average: time of rollout and update, and tokens."""
+    """Mean cost of a training episode: time of rollout and update, and tokens."""
 
     def mean(cost: Callable[[Mapping[str, Any]], float]) -> float | None:
         try:

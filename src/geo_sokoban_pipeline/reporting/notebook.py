@@ -85,7 +85,7 @@ def open_catalog(env: str | None = None, run_id: str = "default", folder: Path |
 
 
 class NotStoredError(ValueError):
-    """What a notebook loads has not been made yet; the message names the command. IPython shows the message alone."""
+    """A notebook loads a dataset that is not made yet; the message names the command. IPython shows it alone."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]

@@ -384,7 +384,7 @@ def compare_policies(
 
 
 def describe_evaluated(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was evaluated as (name, value): data, held-out prompts, policies; what is not known is left out."""
+    """Evaluated data, held-out prompts and policies as (name, value); unknown ones are left out."""
     task, prompts = task_or_plain(summary.get("task")), summary.get("prompts_hash")
     policies = [(task.report.label(name), describe_policy(summary, name)) for name in summary.get("checkpoints") or ()]
     data = [("data", summary.get("data_id")), (f"held-out {task.words.units}", prompts and f"content {prompts[:12]}")]

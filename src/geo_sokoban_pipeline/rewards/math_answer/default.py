@@ -222,7 +222,7 @@ _NAME = re.compile(
 IDENTIFIER = re.compile(
     rf"([A-Za-z]|\\(?:{_GREEK})(?![A-Za-z]))(?:\s*_\s*(?:\{{\s*(\w+)\s*\}}|([A-Za-z0-9])))?((?:\s*')*)"
 )
-# What an equation may say of another such thing: an angle, a figure, points, or one letter; `bh` is a product.
+# Names that a label may set equal: an angle, a figure, points, or one letter; `bh` is a product.
 _THING = re.compile(
     rf"m?\s*\\(?:angle|triangle|odot)(?![A-Za-z])[^=]*|[A-Z\d_{{}}'\s]*[A-Z][A-Z\d_{{}}'\s]*|{IDENTIFIER.pattern}"
 )
@@ -252,7 +252,7 @@ _HUGE = re.compile(r"\d{31}|\^\s*[{(]?\s*-?\s*\d{3}|\^[^+\-*/=,<>]*\^|\*\s*\*")
 
 
 def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[ChainLink, ...]]:
-    """What stands behind a name and signs of equality, such as `2\\sqrt{13}` of `x = 2\\sqrt{13} \\approx 7.21`.
+    """The value behind a name and signs of equality, such as `2\\sqrt{13}` of `x = 2\\sqrt{13} \\approx 7.21`.
 
     The first value counts. Each other one must equal the one before it, or one of the two must be the other, rounded.
 
