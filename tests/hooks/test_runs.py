@@ -64,13 +64,15 @@ def test_fresh_clears_one_run_id_of_the_called_pipeline_only(project):
 
 
 def stored(project, *runs):
-    """Contents of all files of runs, but for locks."""
+    """Contents of all files of runs, but for locks and Python's own copies of the code it imports."""
     root = project.path / "data"
     found = (path for layer in LAYERS for path in (root / layer).rglob("*") if path.is_file())
     return {
         path.relative_to(root): path.read_bytes()
         for path in found
-        if path.name != LOCK_FILE and (not runs or path.parts[len(root.parts) + 1] in runs)
+        if path.name != LOCK_FILE
+        and path.parent.name != "__pycache__"
+        and (not runs or path.parts[len(root.parts) + 1] in runs)
     }
 
 

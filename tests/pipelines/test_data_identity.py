@@ -141,7 +141,7 @@ def test_a_stored_policy_plays_all_levels_of_a_file_in_one_command(clone, own_le
 def test_the_hint_for_missing_tables_of_a_file_makes_them(clone, own_levels):
     """From another environment, too: the hint has the parameters of the command."""
     line = error_of(clone, "--pipelines=evaluate_sokoban", f"--params={own_levels}")
-    (hint,) = re.findall("`kedro run (.*)`", line)
+    (hint,) = re.findall(" kedro run (.*)`", line)
     assert clone.command(*shlex.split(hint)).exit_code == 0
     (made,) = data_folder(clone).glob("my-levels-file-*")
     assert f"data {made.name}" in line
