@@ -286,6 +286,14 @@ def test_fresh_replaces_no_run_that_the_command_starts_from(tmp_path, run, check
         check_replaced(run, folders, options)
 
 
+@pytest.mark.parametrize(("run_id", "refused"), [("default", True), ("other", False)])
+def test_fresh_replaces_no_run_that_is_its_own_source(tmp_path, run_id, refused):
+    source = {"run": "regrade_sokoban", "run_id": run_id}
+    options = ProjectParameters.model_validate({"regrade_sokoban": {"source": source}, "fresh": True})
+    with pytest.raises(ParameterError, match="regrade_sokoban/default") if refused else nullcontext():
+        check_replaced("regrade_sokoban", RunFolders.of(tmp_path, "regrade_sokoban", "default"), options)
+
+
 def test_a_site_names_the_run_beside_it_that_is_not_there(tmp_path):
     (tmp_path / "07_model_output" / "train_sokoban" / "stored" / "trajectories" / "iter=00000").mkdir(parents=True)
     source = {"run": "train_sokoban", "run_id": "stored"}

@@ -137,6 +137,11 @@ def check_replaced(run: str, folders: RunFolders, parameters: ProjectParameters)
     options = getattr(parameters, run, None)
     source: SourceOptions | None = getattr(options, "source", None)
     named: dict[str, str | None] = {}
+    if source is not None and f"{source.run}/{source.run_id}" == folders.name:
+        raise ParameterError(
+            f"{run}.source.run={source.run}, run_id={source.run_id}: fresh=true replaces {folders.name}, which this "
+            "names. Give the new run a run_id of its own."
+        )
     if source is not None and not RunStore.is_own(source):
         named[f"{run}.source.checkpoint"] = str(source.checkpoint)
     if isinstance(options, TrainOptions):
