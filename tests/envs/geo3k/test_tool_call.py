@@ -35,7 +35,7 @@ def scored(answer: str = '"5"', name: str = "calc_score") -> str:
         ('<tool_call> \n {"name": "calc_score",\n "arguments": {"answer": "5"}}\n </tool_call>', FIVE),
         (scored("5"), FIVE),
         (scored("0"), ToolCall("calc_score", "0")),
-        (scored("5.50"), ToolCall("calc_score", "5.5")),
+        (scored("5.50"), ToolCall("calc_score", "5.50")),
         (scored('" 5 "'), FIVE),
         (scored("[5]"), FIVE),
         (scored('["5", 7.5]'), ToolCall("calc_score", "5, 7.5")),

@@ -105,10 +105,10 @@ def decimal_text(value: object) -> str | None:
 
 
 def decimal_of_json(text: str) -> float | Decimal:
-    """A number of a JSON text, for `parse_float`: a float, or a `Decimal` where a float has not the digits written."""
+    """A number of a JSON text, for `parse_float`: a float, or a `Decimal` where that has not the digits written."""
     number = float(text)
     try:
-        return number if Decimal(text) == Decimal(str(number)) else Decimal(text)
+        return number if Decimal(text).as_tuple() == Decimal(str(number)).as_tuple() else Decimal(text)
     except InvalidOperation:  # its exponent has more digits than a Decimal's may have
         return number
 
