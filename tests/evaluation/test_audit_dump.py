@@ -111,6 +111,24 @@ def test_images_tell_problems_of_one_text_apart(tmp_path: Path) -> None:
     assert found["groups"].notes == ("2 of 5 groups without a signal: all rewards are equal",)
 
 
+@pytest.mark.parametrize("sign", [None, float("nan")])
+def test_a_function_that_is_not_for_a_row_gives_no_reward(tmp_path: Path, sign: float | None) -> None:
+    """TRL stores a missing reward of one of several functions as NaN."""
+    rows = [{**row, "geometry": row["reward"], "algebra": sign} for row in group("A", [1.0, 0.0])]
+    rows += [{**row, "geometry": sign, "algebra": row["reward"], "prompt": "Solve."} for row in group("B", [1.0, 1.0])]
+    for row in rows:
+        del row["reward"]
+    found = by_name(audit_dumps({"train": write(tmp_path / "1.parquet", rows)}))
+    assert found["groups"].notes == ("1 of 2 groups without a signal: all rewards are equal",)
+    assert found["rows"].findings == () and len(found["rows"].notes) == 1
+
+
+@pytest.mark.parametrize("name", ["gts", "label", "ground_truth"])
+def test_an_answer_beside_the_label_is_that_of_the_response(tmp_path: Path, name: str) -> None:
+    rows = [{**row, "answer": str(number)} for number, row in enumerate(group("A", [1.0, 0.0, 0.0], **{name: "5"}))]
+    assert by_name(audit_dumps({"train": write(tmp_path / "1.jsonl", rows)}))["groups"].checked == 1
+
+
 @pytest.mark.parametrize("name", ["gts", "label", "solution", "answer", "ground_truth"])
 @pytest.mark.parametrize(
     "empty",
@@ -120,6 +138,7 @@ def test_images_tell_problems_of_one_text_apart(tmp_path: Path) -> None:
         {"images": [{"bytes": None, "path": None}]},
         {"multi_modal_data": {"image": []}},
         {"image": ""},
+        {"image": float("nan")},
     ],
     ids=str,
 )
@@ -262,6 +281,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["{rows}", "--task", "chess"], "--task chess: must be one of"),
     (["{torn}"], "torn.jsonl, line 2: no JSON"),
     (["{rows}", "--field", "reward=gts"], "rows.jsonl:1: the reward is 'sixty', not a number"),
+    (["{rows}", "--field", "step=gts"], "rows.jsonl:1: the step is 'sixty', not a number"),
 ]
 
 

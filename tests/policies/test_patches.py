@@ -93,15 +93,22 @@ def processor_folder(folder, **changes):
     ids=str,
 )
 def test_a_processor_that_is_read_gives_the_pixels_of_the_library(tmp_path, changes):
-    """Also after it is saved with a policy and read again."""
+    """Also after it is saved with a policy and read again, and from the file in which newer versions keep it."""
     stock = Qwen2VLImageProcessorPil.from_pretrained(processor_folder(tmp_path, **changes))
     read = load_image_processor(tmp_path)
+    nested = tmp_path / "nested"
+    nested.mkdir()
+    (nested / "processor_config.json").write_text(
+        json.dumps({"image_processor": QWEN | changes, "video_processor": {}})
+    )
+    processor_folder(nested, resample=0, rescale_factor=0.5)  # the library does not look at this one
+    assert Qwen2VLImageProcessorPil.from_pretrained(nested).to_dict() == stock.to_dict()
     saved = tmp_path / "saved"
     saved.mkdir()
     (saved / "preprocessor_config.json").write_text(json.dumps(processor_values(read)))
     image = noise(150, 40)
     expected = stock(images=[image], return_tensors="np")
-    for processor in (read, load_image_processor(saved)):
+    for processor in (read, load_image_processor(saved), load_image_processor(nested)):
         reader = PatchReader(processor)
         encoded = reader.read(image)
         assert encoded.grid == tuple(expected["image_grid_thw"][0])
@@ -117,8 +124,11 @@ def test_a_processor_that_is_read_gives_the_pixels_of_the_library(tmp_path, chan
         ({"do_center_crop": True}, "do_center_crop=true"),
         ({"do_pad": True, "pad_size": {"height": 9, "width": 9}}, "do_pad=true: images"),
         ({"resample": 9}, "resample=9"),
+        ({"resample": 12}, "resample=12"),
+        ({"resample": 3.0}, r"resample=3\.0"),
         ({"do_flip": "vertical"}, 'do_flip="vertical"'),
         ({"image_processor_type": "CLIPImageProcessor"}, 'image_processor_type="CLIPImageProcessor"'),
+        ({"image_processor_type": 3}, "image_processor_type=3"),
         ({"size": 448}, "size=448: give the least and most pixels"),
         ({"size": {"height": 448, "width": 448}}, "give the least and most pixels"),
     ],

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from geo_sokoban_pipeline.formats import type_name
 
@@ -69,6 +69,8 @@ def decode_image(
             _check_size(*image.size, max_pixels, max_aspect)  # no turn changes pixels or aspect
             image.load()  # a PNG may hold its tag behind the pixels
             return _as_rgb(_upright(image), transparency)
+    except UnidentifiedImageError as error:  # its own message has an address in memory
+        raise ValueError(f"image cannot be decoded: none of {', '.join(_FORMATS)}") from error
     except _DAMAGED as error:
         raise ValueError(f"image cannot be decoded: {error}") from error
 
@@ -158,18 +160,17 @@ def data_uri_bytes(uri: str, max_bytes: int) -> bytes:
 
 
 def base64_bytes(body: str, max_bytes: int) -> bytes:
-    """Bytes of base64 text, in either alphabet, and with line ends as mails and certificates have them.
+    """Bytes of base64 text, in either alphabet, with or without line ends and padding.
 
     Raises:
         ValueError: not base64, or more bytes than allowed, found before anything is decoded.
     """
-    body = "".join(body.split()).replace("-", "+").replace("_", "/")
-    # Four characters hold three bytes, less one for each of at most two signs of padding.
-    size = len(body) * 3 // 4 - body[-2:].count("=")
+    body = "".join(body.split()).replace("-", "+").replace("_", "/").rstrip("=")
+    size = len(body) * 3 // 4
     if size > max_bytes:
         raise ValueError(f"image has {size} bytes, more than limits.max_bytes={max_bytes}")
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode(body + "=" * (-len(body) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"image is not valid base64: {error}") from error
 

@@ -32,7 +32,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "response": ("output", "completion", "response"),
     "reward": ("score", "reward"),
     "advantage": ("advantage",),
-    "label": ("gts", "label", "solution", "answer", "ground_truth"),
+    "label": ("gts", "label", "ground_truth", "solution", "answer"),  # an answer may be that of the response
     "images": ("images", "image", "multi_modal_data", "multimodal_inputs"),
 }
 _NO_REWARD = frozenset({"mode"})
@@ -145,13 +145,14 @@ def _as_row(place: str, values: Any, fields: Mapping[str, tuple[str, ...]]) -> D
         # TRL: one column for each reward function, under its own name; of several the weights are not stored.
         known = {own for names in fields.values() for own in names} | _NO_REWARD
         own = [value for name, value in values.items() if name not in known and isinstance(value, float | int)]
+        own = [value for value in own if not math.isnan(value)] or own[:1]  # NaN: the function is not for this row
         found["reward"] = own[0] if len(own) == 1 else None
     prompt, label = _as_text(found["prompt"]), None if found["label"] is None else str(found["label"])
     images = _as_text(next(filter(None, (_contents(values.get(own)) for own in fields["images"])), None))
     return DumpedRow(
         place,
         content_hash(prompt or "", "images" if images else "label", images or label or ""),
-        int(found["step"] or 0),
+        int(_as_number(place, "step", found["step"]) or 0),
         prompt,
         _as_text(found["response"]),
         _as_number(place, "reward", found["reward"]),
@@ -181,7 +182,9 @@ def _contents(images: Any) -> Any:
     if isinstance(images, Mapping):
         held = {name: own for name, one in images.items() if (own := _contents(one))}
         return held.get("bytes") or held
-    return [own for one in images if (own := _contents(one))] if isinstance(images, list) else images
+    if isinstance(images, list):
+        return [own for one in images if (own := _contents(one))]
+    return None if isinstance(images, float) else images  # NaN: pandas has no other sign for none
 
 
 def _check_rows(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:

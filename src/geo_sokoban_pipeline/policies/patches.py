@@ -187,14 +187,11 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
     Steps that are switched off become values that change nothing: scale 1, mean 0, standard deviation 1.
 
     Raises:
-        FileNotFoundError: the folder has no `preprocessor_config.json`.
+        FileNotFoundError: the folder has no file of an image processor.
         ValueError: another kind of image processor, a value that cannot be followed here, an unknown key, or a size of
             patches that is not the model's.
     """
-    path = folder / "preprocessor_config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: {folder} is no vision-language policy with an image processor.")
-    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    path, stored = _stored_processor(folder)
     # A step whose value is null is off, as the library takes it; other nulls are defaults.
     values: dict[str, Any] = {
         name: False if value is None else value
@@ -205,9 +202,9 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
     wrong = {name: value for name, value in values.items() if name not in _READ | _NEUTRAL and value is not False}
     if not values.get("do_resize", True):
         wrong["do_resize"] = values["do_resize"]
-    if values.get("resample", 0) not in list(Image.Resampling):
+    if json.dumps(values.get("resample", 0)) not in map(str, range(6)):  # the library takes 3.0 for another filter
         wrong["resample"] = values["resample"]
-    if not _KINDS.fullmatch(kind):
+    if not _KINDS.fullmatch(str(kind)):
         wrong = {"image_processor_type": kind}
     if wrong:
         listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in wrong.items())
@@ -231,21 +228,31 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
     for name in ("image_mean", "image_std"):
         if isinstance(value := getattr(processor, name), int | float):
             setattr(processor, name, (float(value),) * 3)
-    _check_patches(processor, folder)
+    _check_patches(processor, path)
     return processor
 
 
-def _check_patches(processor: Qwen2VLImageProcessorPil, folder: Path) -> None:
-    """See that an image is cut as the model of the folder, if there is one, takes it."""
-    path = folder / "config.json"
-    vision = json.loads(path.read_text(encoding="utf-8")).get("vision_config", {}) if path.is_file() else {}
+def _stored_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """File and values of an image processor; as in the library, `processor_config.json` comes first if it holds one."""
+    path = folder / "processor_config.json"
+    if path.is_file() and (nested := json.loads(path.read_text(encoding="utf-8")).get("image_processor")):
+        return path, nested
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {folder} is no vision-language policy with an image processor.")
+    return path, json.loads(path.read_text(encoding="utf-8"))
+
+
+def _check_patches(processor: Qwen2VLImageProcessorPil, path: Path) -> None:
+    """See that an image is cut as the model in the folder of a processor's file, if there is one, takes it."""
+    model = path.with_name("config.json")
+    vision = json.loads(model.read_text(encoding="utf-8")).get("vision_config", {}) if model.is_file() else {}
     for name, known in (("patch_size", "patch_size"), ("temporal_patch_size", "temporal_patch_size"),
                         ("merge_size", "spatial_merge_size")):  # fmt: skip
         own = int(getattr(processor, name))
         if vision.get(known, own) != own:
             raise ValueError(
-                f"{folder / 'preprocessor_config.json'}: {name}={own}, but the model's {known} is {vision[known]}; "
-                "take both files from one source."
+                f"{path}: {name}={own}, but the model's {known} is {vision[known]}; take both files from one source."
             )
 
 

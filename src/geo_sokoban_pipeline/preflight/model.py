@@ -278,7 +278,7 @@ def _missing_files(folder: Path) -> list[Check]:
         found.append(_missing(folder / _INDEX, "the index of the weights"))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         found.append(_missing(folder / "tokenizer.json", "the tokenizer"))
-    if not (folder / "preprocessor_config.json").is_file():
+    if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
         found.append(_missing(folder / "preprocessor_config.json", "the image processor"))
     settings = folder / "tokenizer_config.json"
     template = settings.is_file() and read_json(settings).get("chat_template")

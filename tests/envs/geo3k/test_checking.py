@@ -63,6 +63,7 @@ def process(row, instruction):
         ({"images": []}, "0 images"),
         ({"images": None, "problem": "Find x."}, "images and image are missing; rows_without_image=keep"),
         ({"images": [], "image": None, "problem": "Find x.", "note": "a.b"}, "are missing; rows_without_image=keep"),
+        ({"images": [{"bytes": None, "path": ""}], "problem": "Find x."}, "are missing; rows_without_image=keep"),
         (
             {"images": None, "problem": "Find x.", "photo": {"bytes": b"\x89PNG\r\n\x1a\n" + bytes(9), "path": None}},
             "are missing; the column photo looks like an image: rename it to image; rows_without_image=keep",
@@ -71,7 +72,7 @@ def process(row, instruction):
         ({"images": None, "figures": ["a/1.jpg"]}, "the column figures looks like an image"),
         ({"images": 5}, "images is an int; a list of images is expected"),
         ({"images": [5]}, "image is an int"),
-        ({"images": [None]}, "image is None"),
+        ({"images": [uri(b"x"), None]}, "image is None"),
         ({"images": [{"bytes": "text"}]}, "image is a dict"),
         ({"images": [{"type": "image_url", "image_url": {"url": "a.png"}}]}, "image is a dict"),
         ({"images": ["http://127.0.0.1/a.png"]}, "is remote"),
@@ -171,6 +172,7 @@ BASE64 = base64.b64encode(PNG).decode()
         PNG,
         BASE64,
         "\n".join(textwrap.wrap(BASE64, 76)),
+        BASE64.rstrip("="),
         base64.b64encode(image_file(Image.new("RGB", (2, 2)))).decode(),  # shorter than names of files may be
         uri(PNG),
         {"bytes": PNG, "path": "a.png"},
@@ -194,9 +196,12 @@ def test_columns_and_forms_of_images(name, given, listed):
     assert process(row, "boxed")["problem"] == process(marked, "boxed")["problem"]
 
 
-@pytest.mark.parametrize("empty", [None, [], [None]], ids=str)
+@pytest.mark.parametrize("empty", [None, "", b"", [], [None], [""], {}, {"bytes": None, "path": None}], ids=str)
 def test_images_wins_over_image_unless_it_is_empty(empty):
+    """Where both are empty the row is one of text alone."""
     assert len(check_problem(raw_of(source_row(images=empty, image=uri(PNG))), options()).images) == 1
+    alone = raw_of({"images": empty, "image": empty, "problem": "Find x.", "answer": "15"})
+    assert check_problem(alone, options(rows_without_image="keep")).images == []
     row = source_row(0, image="left.png")
     assert (len(check_problem(raw_of(row), options()).images), raw_of(row)["columns"]) == (1, '{"image": "left.png"}')
 

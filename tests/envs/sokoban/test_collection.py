@@ -64,11 +64,33 @@ def names_and_rows(text: str) -> list[tuple[str, str]]:
             for rule in ("\xa0-----", "-\xa0-\xa0-", "\u2003***")
         ),
         ("5#|#@$.#|5#|\n-----\n5#|#.$@#|5#", [("level_0", "5#|#@$.#|5#|"), ("level_1", "5#|#.$@#|5#")]),
+        ("5#|#@$.#|5#|\n5#|#.pb#|5#|", [("level_0", "5#|#@$.#|5#|"), ("level_1", "5#|#.pb#|5#|")]),
+        *(
+            (f"{ONE}\n{rule}\n{TWO}", [("level_0", ONE), ("level_1", TWO)])
+            for rule in ("_____", "+++++", "— — —", "|===|", "\ufeff")
+        ),
+        *(
+            (f"{one}\n{ONE}\n\n{two}\n\n{TWO}", [(one.strip(";/ "), ONE), (two.strip(";/ "), TWO)])
+            for one, two in (("No. #1", "No. #2"), ("A #1", "A #2"), ("// No #1", "; No #2"))
+        ),
+        (f"; #1\n{ONE}\n; # 2\n{TWO}", [("1", ONE), ("2", TWO)]),
+        (f"# A\n\n{ONE}\n\n# Bob\n\n{TWO}", [("A", ONE), ("Bob", TWO)]),
+        ("_#2_\n#####\n#@$.#\n#####", [("level_0", "_#2_\n#####\n#@$.#\n#####")]),  # one wall in a row of floor
         ("#####\n-----\n#@$.#\n#####", [("level_0", "#####\n-----\n#@$.#\n#####")]),  # rows of floor
         ("## ##\n-----\n#####\n#@$.#\n#####", [("level_0", "## ##\n-----\n#####\n#@$.#\n#####")]),  # an ornament
         (f"; Small\n; (c) A. Tester\n\n; 1\n{ONE}\n; 2\n{TWO}", [("1", ONE), ("2", TWO)]),
         (f"; Small\n; Copyright 2001 A. Tester\n{ONE}\n; Second\n{TWO}", [("level_0", ONE), ("Second", TWO)]),
+        (f"; © 2001 A. Tester\n; Small\n{ONE}\n; Second\n{TWO}", [("level_0", ONE), ("Second", TWO)]),
+        (f"; (c) A. Tester\n; Small\n\n{ONE}\n\n; Second\n\n{TWO}", [("level_0", ONE), ("Second", TWO)]),
+        (f"; (c) A. Tester\n; Small\n; First\n{ONE}\n; Second\n{TWO}", [("First", ONE), ("Second", TWO)]),
+        (f"Copyright: A. Tester\n; Small\n{ONE}\n; Second\n{TWO}", [("level_0", ONE), ("Second", TWO)]),
+        (f"Title: Small\nCopyright: A. Tester\n\n{ONE}\nTitle: Second\n{TWO}", [("level_0", ONE), ("Second", TWO)]),
+        (f"; Copyright A. Tester\n; Single\n{ONE}\n", [("Single", ONE)]),
         (f"Small\n© A. Tester\nFirst\n{ONE}\n\nSecond\n{TWO}", [("First", ONE), ("Second", TWO)]),
+        (f"; Small\n\n{ONE}\n; Second\n{TWO}\n; Third\n{THREE}", [("level_0", ONE), ("Second", TWO), ("Third", THREE)]),
+        (f"{ONE}\n\n{TWO}\n\n; Small\n; (c) A. Tester", [("level_0", ONE), ("level_1", TWO)]),
+        (f"{ONE}\n\n{TWO}\n\nThe end", [("level_0", ONE), ("level_1", TWO)]),
+        (f"{ONE}\n\n{TWO}\nTitle: Last", [("level_0", ONE), ("Last", TWO)]),
         (f"; First\n; a@b.org\n{ONE}\n; Second\n; a@b.org\n{TWO}", [("First", ONE), ("Second", TWO)]),
     ],
 )
@@ -91,6 +113,8 @@ def test_what_is_said_about_a_level():
     [
         ("5#|#@$.#|5#", ONE),
         ("5#\n#@$.#\n5#", ONE),
+        ("5#\r\n#@$.#\r\n5#", ONE),
+        (ONE.replace("\n", "\r"), ONE),
         ("2(2#)#|#@$.#|5#", ONE),
         ("#####|#pbo#|#####", ONE),
         ("#####\n#P-b#\n#####", "#####\n#+ $#\n#####"),

@@ -152,9 +152,7 @@ def raw_rows(
 def _read_row(row: Mapping[str, Any] | BadRow) -> Row:
     if isinstance(row, BadRow):
         raise ValueError(row.reason)
-    images = row.get("images")
-    given = any(one is not None for one in images) if isinstance(images, list | tuple) else images
-    name = "images" if given or row.get("image") is None else "image"
+    name = "image" if _is_blank(row.get("images")) and not _is_blank(row.get("image")) else "images"
     return {
         "images": _read_images(row.get(name)),
         "problem": _read_text(row, "problem"),
@@ -208,12 +206,19 @@ def _read_images(images: Any) -> list[Row]:
     Raises:
         ValueError: something that is neither bytes, text, nor such a pair.
     """
-    if images is None:
+    if _is_blank(images):
         return []
     single = isinstance(images, str | bytes | Mapping)
     if not single and not isinstance(images, list | tuple):
         raise ValueError(f"images is {type_name(images)}; a list of images is expected")
     return [_read_image(image) for image in ([images] if single else images)]
+
+
+def _is_blank(value: Any) -> bool:
+    """Whether a value stands for no image: null, an empty text, list or pair, or one of nothing else."""
+    if isinstance(value, Mapping | list | tuple):
+        return all(map(_is_blank, value.values() if isinstance(value, Mapping) else value))
+    return value is None or (isinstance(value, str | bytes) and not value)
 
 
 def _read_image(image: Any) -> Row:

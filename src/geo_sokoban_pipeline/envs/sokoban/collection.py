@@ -2,8 +2,8 @@
 
 Read are `.txt`, `.xsb` and `.sok` files: `; number` or `; title` lines, `::` comments, lines such as `Title: …` and
 `Comment: … Comment-End:`, plain text, levels with `-` or `_` as floor, with the letters `p P b B o`, with tabs, and
-run-length rows such as `4#|#@$.#|4#`. A line is a row of a level if it looks like one, also where one symbol of it is
-wrong: then this level is rejected, and the others stay.
+run-length rows such as `4#|#@$.#|4#`, also a level a line. A line is a row of a level if it looks like one, also where
+one symbol of it is wrong: then this level is rejected, and the others stay.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ _ROW = _CLASSIC | frozenset("\t|()0123456789pPbBoO√XS")
 _LETTERS = str.maketrans("pPbBo", "@+$*.")
 _KEY = re.compile(r"(?!level\b)([a-z][A-Za-z0-9 _/-]{0,30}?)\s*:(?!//)\s*(.*)", re.IGNORECASE)
 _COMMENT_END = re.compile(r"comment[ _-]?end\s*:?.*", re.IGNORECASE)
-_NUMBERED = re.compile(r"#\s*\d+\W?")
+# A row has two walls: one sign with a number behind it, or with a word where no level has begun, makes a heading.
+_NUMBERED = re.compile(r"([^#@$*+|\d_-]*#\d+[^#@$*+|_-]*)|#\d+\W?")
+_WORDED = re.compile(r"[^#@$*+|\d_-]*#[^#@$*+|_-]*[^\W_][^#@$*+|_-]*")
 _NUMBER_AND_TITLE = re.compile(r"""(\d+)(?:\s*[.:)-]\s*|\s+)(?:(?P<quote>['"])(.+)(?P=quote)|([^'"].*))""")
 _LEVEL_NUMBER = re.compile(r"level\s*(\d+)", re.IGNORECASE)
 _ABOUT = re.compile(r"©|\(c\)|copyright|all rights reserved|https?://|www\.|\S@\S+\.\w", re.IGNORECASE)
 _MOVES = re.compile(r"[lurdLURD0-9()\s]{6,}")
+_LINE_END = re.compile(r"\r\n?")
 _RUN = re.compile(r"(\d*)(\(|\)|[^\d()])|\d+")
+_NAMES = ("", "title", "set", "collection")  # keys of notes that may name a collection; remarks have none
 _TITLE_LENGTH = 80
 # Cells of a level in run-length form: a text of a few bytes may stand for any number.
 _MAX_CELLS = 100_000
@@ -55,7 +59,8 @@ class _Note:
 
 def read_collection(text: str) -> list[Entry]:
     """The levels of a file, each with an id of its own: its title, its number, or `level_<place>`."""
-    levels, gaps = _part(text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+    # U+FEFF, a no-break blank without width, is left where files are joined.
+    levels, gaps = _part(_LINE_END.sub("\n", text.replace("\ufeff", "")).split("\n"))
     if not levels:
         return []
     notes = [_notes(gap, last=number == len(levels)) for number, gap in enumerate(gaps)]
@@ -70,7 +75,9 @@ def read_collection(text: str) -> list[Entry]:
             for kind, is_above in above.items()
         }
         if number == 0:
-            own = {kind: _of_first_level(found, notes, kind) if above[kind] else found for kind, found in own.items()}
+            own = {kind: _of_first_level(notes, kind) if above[kind] else found for kind, found in own.items()}
+        elif number == len(levels) - 1:
+            own = {kind: found if above[kind] else _of_last_level(found, notes) for kind, found in own.items()}
         name, columns = _describe(own, above)
         columns["author"] = columns["author"] or everyone
         names.append(name or f"level_{number}")
@@ -88,7 +95,7 @@ def classic_rows(text: str) -> str:
     Raises:
         ValueError: run lengths that do not add up to rows, or row numbers.
     """
-    text = re.sub(r"[^\S\n\t]", " ", text)  # no-break and other blanks
+    text = re.sub(r"[^\S\n\t]", " ", _LINE_END.sub("\n", text))  # no-break and other blanks
     if set(text) & set("pbBo") and not set(text) & set("√XOS" if "\t" in text else "√"):
         text = text.translate(_LETTERS)
     if "\t" in text and not set(text) & set("√XOPS"):
@@ -117,8 +124,10 @@ def looks_like_row(line: str, within: bool) -> bool:
         within: the line before it is a row.
     """
     symbols = "".join(line.split())
+    if symbols.startswith((";", ":", "//")):
+        return False
     if "#" in symbols:
-        if _NUMBERED.fullmatch(symbols):
+        if _NUMBERED.fullmatch(symbols) or (not within and _WORDED.fullmatch(symbols)):
             return False
         known = sum(symbol in _ROW for symbol in symbols)
         return known == len(symbols) or (known * 2 >= len(symbols) and not re.search("[a-zA-Z]{3}", line))
@@ -154,6 +163,8 @@ def _at_rules(rows: list[str]) -> list[tuple[list[str], list[str]]]:
     """Rows of each walled level, and apart from them the lines of dashes or stars directly below."""
     if not any("#" in row for row in rows):
         return [(rows, [])]
+    if len(rows) > 1 and all("|" in row.strip(" |") and set(row) & set("@+pP") for row in rows):
+        return [([row], []) for row in rows]  # a level a line
     parts: list[tuple[list[str], list[str]]] = []
     start = number = 0
     while number < len(rows):
@@ -216,7 +227,7 @@ def _notes(gap: Sequence[str], last: bool) -> list[_Note]:
             value = re.sub(r"^[-=*~;:#\s]+|[-=*~;:#\s]+$", "", value)
         if kind != "key" and (numbered := _LEVEL_NUMBER.fullmatch(value)):
             value = numbered[1]
-        if value and not _MOVES.fullmatch(value):
+        if value and (kind == "key" or re.search(r"[^\W_]", value)) and not _MOVES.fullmatch(value):
             notes.append(_Note(kind, key, value, paragraph, not last and start >= below))
     return notes
 
@@ -236,17 +247,36 @@ def _stands_above(notes: Sequence[Sequence[_Note]], kind: str) -> bool:
     return down > up if down != up else kind != "key"
 
 
-def _of_first_level(found: list[_Note], notes: Sequence[Sequence[_Note]], kind: str) -> list[_Note]:
+def _of_first_level(notes: Sequence[Sequence[_Note]], kind: str) -> list[_Note]:
     """The notes at the head of a file without those about the whole collection.
 
-    These stand in paragraphs of their own, are the only ones of their kind, or end with a copyright.
+    These stand in paragraphs of their own, are the only ones of their kind, do not touch the level where all others
+    do, or end with a copyright, or with the collection's name below one.
     """
-    if len(notes) > 2 and not any(note.kind == kind for gap in notes[1:] for note in gap):
+    others = [note for gap in notes[1:] for note in gap]
+    if not notes[0] or (len(notes) > 2 and not any(note.kind == kind for note in others)):
         return []
-    found = [note for note in found if note.paragraph == notes[0][-1].paragraph]
-    if not any(_ABOUT.search(note.value) for gap in notes[1:] for note in gap):
-        found = found[max((place + 1 for place, note in enumerate(found) if _ABOUT.search(note.value)), default=0) :]
-    return found
+    near = [note for note in notes[0] if note.paragraph == notes[0][-1].paragraph]
+    touching = [note.touches_below for gap in notes[1:-1] for note in gap if note.kind == kind]
+    if len(near) == len(notes[0]) and not near[-1].touches_below and touching and all(touching):
+        return []
+    about = [place for place, note in enumerate(near) if _is_about(note, kind)]
+    if about and not any(_is_about(note, kind) for note in others):
+        names = (place for place, note in enumerate(near) if place not in about and note.key in _NAMES)
+        near = near[max(about[-1], next(names, -1) if len(notes) > 2 else -1) + 1 :]
+    return [note for note in near if note.kind == kind]
+
+
+def _of_last_level(found: list[_Note], notes: Sequence[Sequence[_Note]]) -> list[_Note]:
+    """The notes at the end of a file; if no others are of their kind, those that touch the level."""
+    if not found or any(note.kind == found[0].kind for gap in notes[:-1] for note in gap):
+        return found
+    return [note for note in found if note.paragraph == 0]
+
+
+def _is_about(note: _Note, kind: str) -> bool:
+    """Whether a note names an owner, for notes of a kind."""
+    return note.key == "copyright" or (note.kind == kind and _ABOUT.search(note.value) is not None)
 
 
 def _describe(own: dict[str, list[_Note]], above: dict[str, bool]) -> tuple[str, dict[str, str]]:
