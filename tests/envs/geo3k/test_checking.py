@@ -73,6 +73,7 @@ def process(row, instruction):
         ({"images": 5}, "images is an int; a list of images is expected"),
         ({"images": [5]}, "image is an int"),
         ({"images": [uri(b"x"), None]}, "image is None"),
+        ({"images": ["", uri(b"x")], "problem": "<image><image>"}, "image is empty"),
         ({"images": [{"bytes": "text"}]}, "image is a dict"),
         ({"images": [{"type": "image_url", "image_url": {"url": "a.png"}}]}, "image is a dict"),
         ({"images": ["http://127.0.0.1/a.png"]}, "is remote"),
