@@ -102,7 +102,7 @@ install: $(DEV_STAMP) ## Make .venv with everything, tests and notebooks include
 
 # Train on a task, $(1), and say where the report is.
 define TRAIN
-$(BIN)/python -m kedro run --pipelines=train_$(1) '--params=run_id=$(RUN_ID)$(if $(PARAMS),$(COMMA)$(PARAMS))'
+$(BIN)/python -m kedro run --pipelines=train_$(1) '--params=run_id=$(RUN_ID)$(if $(PARAMS),$(COMMA)$(subst ','\'',$(PARAMS)))'
 @root=$$($(BIN)/python -c 'import os; print(os.path.expanduser(os.getenv("GEO_SOKOBAN_DATA_ROOT") or "data"))'); \
 report="$$root/08_reporting/train_$(1)/$(RUN_ID)/report.html"; \
 test -f "$$report" || { echo "No report at $$report" >&2; exit 1; }; \

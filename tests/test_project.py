@@ -169,7 +169,13 @@ def test_the_environment_of_servers_is_pinned_wholly():
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("run", ["kedro run --pipelines=train_sokoban", "08_reporting/train_sokoban/seed2/report.html"]),
+        (
+            "run",
+            [
+                "train_sokoban '--params=run_id=seed2,tracking.experiment=it'\\''s'",
+                "08_reporting/train_sokoban/seed2/report.html",
+            ],
+        ),
         ("run-geo3k", ["kedro run --pipelines=train_geo3k '", "08_reporting/train_geo3k/seed2/report.html"]),
         (
             "run-geo3k-multi-turn",
@@ -186,7 +192,7 @@ def test_the_environment_of_servers_is_pinned_wholly():
     ],
 )
 def test_make_targets(target, words):
-    done = run("make", "--dry-run", "--always-make", target, "RUN_ID=seed2")
+    done = run("make", "--dry-run", "--always-make", target, "RUN_ID=seed2", "PARAMS=tracking.experiment=it's")
     assert done.returncode == 0, done.stderr
     assert all(word in done.stdout for word in words), done.stdout
 

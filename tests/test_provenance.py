@@ -106,6 +106,7 @@ def test_a_damaged_history_counts_as_none(tmp_path):
     [
         (["/a b/.venv/bin/kedro", "run", "--params=run_id=x y"], "kedro run '--params=run_id=x y'"),
         (["/a/site-packages/kedro/__main__.py", "run"], "kedro run"),
+        (["/a/geo_sokoban_pipeline/__main__.py", "--env=test"], "geo-sokoban-pipeline --env=test"),
         (["python -m kedro", "run", "--params=run_id=x y"], "python -m kedro run '--params=run_id=x y'"),
         ([], "''"),
         # Variables of servers may be secrets.
@@ -160,6 +161,7 @@ def test_command_as_typed(monkeypatch, words, typed):
         ([], None, None),
         (["--env=test"], None, "test"),
         (["-e", "test"], None, "test"),
+        (["--env=local", "--env=test"], None, "test"),
         (["--config=c.yml"], "run: {env: test}", "test"),
         (["-c", "c.yml", "--env", "local"], "run: {env: test}", "local"),
         (["--config", "c.yml"], "run: {pipelines: audit_sokoban}", None),
@@ -168,17 +170,40 @@ def test_command_as_typed(monkeypatch, words, typed):
     ],
 )
 @pytest.mark.parametrize(("root", "start"), [(None, []), ("", []), ("a b", ["GEO_SOKOBAN_DATA_ROOT=a b"])])
+@pytest.mark.parametrize("variable", [None, "slime_exact"])
 def test_a_suggested_command_means_the_environment_and_the_data_root_of_this_one(
-    tmp_path, monkeypatch, words, config, env, root, start
+    tmp_path, monkeypatch, words, config, env, root, start, variable
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["kedro", "run", *words])
-    monkeypatch.delenv("GEO_SOKOBAN_DATA_ROOT", raising=False)
-    if root is not None:
-        monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", root)
+    for name, value in (("GEO_SOKOBAN_DATA_ROOT", root), ("KEDRO_ENV", variable)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
     if config is not None:
         (tmp_path / "c.yml").write_text(config)
-    named = [] if env is None else [f"--env={env}"]
-    found = shlex.split(suggest_command("audit_sokoban", "1.10", "--tags=report"))
+    named = [f"--env={env or variable}"] if env or variable else []
+    found = shlex.split(suggest_command("audit_sokoban", "1.10", "--tags=report", params=["seed=2"]))
     command = [*start, "kedro", "run", "--pipelines=audit_sokoban", "--tags=report", *named]
-    assert found == [*command, "--params", "run_id=1.10"]
+    assert found == [*command, "--params", "run_id=1.10,seed=2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (["/b/kedro", "run"], "kedro run --pipelines=p"),
+        (["/b/kedro", "run", "--conf-source=conf"], "kedro run --pipelines=p"),
+        (["/b/kedro", "run", "--conf-source", "my conf"], "kedro run --pipelines=p '--conf-source=my conf'"),
+        (["/b/kedro", "run", "-c", "c.yml"], "kedro run --pipelines=p --conf-source=other"),
+        (["/b/geo-sokoban-pipeline", "--conf-source=c.gz"], "geo-sokoban-pipeline --pipelines=p --conf-source=c.gz"),
+        (["/b/geo_sokoban_pipeline/__main__.py"], "geo-sokoban-pipeline --pipelines=p"),
+        (["/b/geo-sokoban-pipeline", "browse", "data"], "kedro run --pipelines=p"),
+    ],
+)  # fmt: skip
+def test_a_suggested_command_has_the_program_and_the_configuration_of_this_one(tmp_path, monkeypatch, words, suggested):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yml").write_text("run: {conf_source: other}")
+    for name in ("GEO_SOKOBAN_DATA_ROOT", "KEDRO_ENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", words)
+    assert suggest_command("p") == suggested

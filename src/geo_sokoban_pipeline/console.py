@@ -43,7 +43,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, title=title, title_justify="left")
+    table = Table(*columns, title=Text(title), title_justify="left")
     for row in rows:
         table.add_row(*(Text(cell, style=colours.get(cell, "")) for cell in row))
     Console(width=None if on_terminal() else _WIDTH).print(table)

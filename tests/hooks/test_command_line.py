@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from kedro.framework.cli.cli import KedroCLI
 from kedro.framework.cli.utils import _split_params
 
+from geo_sokoban_pipeline.__main__ import main as own_command
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, explain, protect_words, read_lists
@@ -108,6 +109,8 @@ def test_what_no_run_can_have_is_refused_in_one_line(type_command, tmp_path, wor
             "evaluate_geo3k.source.checkpoint=007: a text",
         ),
         ("run: {params: {seed: 010}}", "seed=010: YAML reads 8 here."),
+        ("run: {params: 'run_id=1.10,seed=010'}", "`params:` must hold names and values"),
+        ("run: {params: }", "`params:` must hold names and values"),
     ],
 )
 def test_a_file_of_arguments_that_is_none(type_command, tmp_path, text, line):
@@ -161,6 +164,8 @@ def test_lists_as_typed(type_command, tmp_path):
         ("a=[],b=1", {"a": [], "b": 1}),
         ("a=[1;2]", {"a": [1, 2]}),
         ("a=x;y", {"a": "x;y"}),
+        ("runs=[a;1.10;007]", {"runs": ["a", "1.10", "007"]}),
+        ("a=x[1,b=[2,3]", {"a": "x[1", "b": [2, 3]}),
     ],
 )
 def test_lists_reach_the_parameters(text, read):
@@ -221,10 +226,15 @@ def test_a_text_parameter_keeps_the_words_typed(word, name, form):
         ("C:\\x", "C:\\x"),
         ("{a,b}", "{a,b}"),
         ("ü 50%", "ü 50%"),
+        ("/x/[old", "/x/[old"),
+        ("{a", "{a"),
+        ("it's", "it's"),
+        ("a\u2028b\u0085c\x7f", "a\u2028b\u0085c\x7f"),
     ],
 )
 def test_a_path_may_be_any_words_and_null_where_it_may_be_none(word, read):
-    assert _split_typed(f"train_sokoban.policy.path={word}")["train_sokoban"]["policy"]["path"] == read
+    given = _split_typed(f"train_sokoban.policy.path={word},run_id=1.10")
+    assert given == {"train_sokoban": {"policy": {"path": read}}, "run_id": "1.10"}
 
 
 @pytest.mark.parametrize(
@@ -281,6 +291,30 @@ def _nested(values, name):
 def test_a_run_id_is_the_folder_that_was_typed(type_command, tmp_path, words):
     result = type_command("--pipelines=audit_sokoban", "--env=test", *words)
     assert result.exit_code == 1 and "train_sokoban/1.10" in result.stderr
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["--params=run_id=1.10,seed=2"], {"run_id": "1.10", "seed": 2}),
+        (["--config={file}"], {"run_id": "0x10"}),
+        (["--config", "{file}", "--params", "run_id=1e5"], {"run_id": "1e5"}),
+    ],
+)
+def test_the_own_command_reads_what_kedro_run_reads(tmp_path, monkeypatch, words, given, interactive):
+    path = file(tmp_path, "run: {params: {run_id: '0x10'}}")
+    monkeypatch.setattr("kedro.framework.cli.project.run.callback", lambda **options: options["params"])
+    typed = [word.format(file=path) for word in words]
+    if interactive:
+        assert own_command(typed, standalone_mode=False) == given
+        return
+    monkeypatch.setattr("geo_sokoban_pipeline.hooks.command_line._leave_in_order", lambda: None)
+    seen = []
+    monkeypatch.setattr("kedro.framework.cli.project.run.callback", lambda **options: seen.append(options["params"]))
+    with pytest.raises(SystemExit) as ended:
+        own_command(typed)
+    assert (ended.value.code, seen) == (0, [given])
 
 
 @pytest.mark.parametrize(

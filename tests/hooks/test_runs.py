@@ -41,10 +41,14 @@ def test_runs_are_namespaces_with_the_name_of_a_pipeline(project):
 def test_clear_keeps_the_lock_and_nothing_else(tmp_path):
     folders = RunFolders.of(tmp_path, "train_sokoban", "default")
     fill(folders.models, folders.outputs, folders.reports)
+    (elsewhere,) = fill(tmp_path / "elsewhere")
+    (folders.models / "checkpoints").symlink_to(elsewhere.parent)
+    (folders.outputs / "metrics").symlink_to(tmp_path / "nowhere")
     lock = RunLock(folders.models)
     folders.clear()
     lock.close()
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folders.models / LOCK_FILE]
+    left = [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()]
+    assert sorted(left) == sorted([elsewhere, folders.models / LOCK_FILE])
 
 
 def test_fresh_clears_one_run_id_of_the_called_pipeline_only(project):
@@ -226,6 +230,7 @@ def test_runs_are_listed_removed_and_restored(tmp_path):
         done = listed(tmp_path, "remove", "train_sokoban/kept", "train_sokoban/doomed", "--yes")
         assert done.exit_code == 1 and "in use" in done.output and not kept.is_empty
         assert "running" in listed(tmp_path).output
+    assert "[/x]" in listed(tmp_path / "[/x]").output  # no markup
     before = contents_of(doomed)
     doomed.set_aside()
     assert "set aside" in listed(tmp_path).output

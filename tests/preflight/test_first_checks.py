@@ -282,8 +282,10 @@ def test_fresh_replaces_no_run_that_the_command_starts_from(tmp_path, run, check
     source = {"run": f"train_{run.partition('_')[2]}", "checkpoint": given}
     options = ProjectParameters.model_validate({run: {"source": source}, "fresh": True})
     expected = f"{run}.source.checkpoint=.*{folders.name}"
-    with pytest.raises(ParameterError, match=expected) if refused else nullcontext():
-        check_replaced(run, folders, options)
+    other = RunFolders.of(tmp_path, "control_sokoban", "default")
+    for own, others in ((folders, ()), (other, (other, folders))):  # the same command may replace both
+        with pytest.raises(ParameterError, match=expected) if refused else nullcontext():
+            check_replaced(run, own, options, others)
 
 
 @pytest.mark.parametrize(("run_id", "refused"), [("default", True), ("other", False)])

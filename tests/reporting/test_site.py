@@ -77,7 +77,9 @@ def test_list_and_pages_hold_the_episodes(task: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr(sites, "EPISODES_BYTES", 3000)
     monkeypatch.setattr(sites, "IMAGES_BYTES", 2000)
     episodes = EPISODES[task]()
-    run = open_run(store(tmp_path, episodes, f"train_{task}", "default"))
+    outputs = store(tmp_path, episodes, f"train_{task}", "default")
+    (outputs / "commands.json").write_text('[{"env": "local"}, {"env": "test"}]')
+    run = open_run(outputs)
     counts = write_site(tmp_path / "site", [run])
     assert counts["episodes"] == counts["pages"] == len(episodes)
     assert counts["images"] >= len({image for episode in episodes for image in episode.images})
@@ -95,7 +97,7 @@ def test_list_and_pages_hold_the_episodes(task: str, tmp_path: Path, monkeypatch
     assert len(set(images)) == len(images) == counts["images"]
     site = read_script(tmp_path / "site" / "data" / "site.js")
     assert site["tasks"][task]["title"] == task_of(task).title
-    assert site["runs"][f"train_{task}/default"]["score"].endswith(f"kedro run --pipelines=score_{task}")
+    assert site["runs"][f"train_{task}/default"]["score"].endswith(f"kedro run --pipelines=score_{task} --env=test")
 
 
 def test_the_state_after_the_last_response_is_an_image_where_the_task_draws_it(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import queue
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
+from geo_sokoban_pipeline.hooks.command_line import explain
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import (
     LostRequestsError,
@@ -20,6 +23,7 @@ from geo_sokoban_pipeline.rollout.rollout import (
     load_rollout_fn,
     rollout,
 )
+from geo_sokoban_pipeline.training.rollout_worker import Begin, Pulse, _roll_out
 from geo_sokoban_pipeline.trajectories.schema import TableContext, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
@@ -281,6 +285,9 @@ how = list
         (lambda given: [*given[:2], replace(given[2], trajectory_id="x")], "missing: t2; not asked for: x."),
         (lambda given: given[::-1], "in another order: from t2 on."),
         (lambda given: [given[0], given[2], given[1]], "in another order: from t2 on."),
+        (lambda given: [*given[:2], replace(given[2], group_index=1)], "in another group_index: t2."),
+        (tuple, "must return a list of Trajectory, one per request; it returned a tuple"),
+        (lambda given: given[0], "must return a list of Trajectory, one per request; it returned a Trajectory"),
     ],
 )
 def test_an_own_rollout_function_returns_the_episodes_asked_for(monkeypatch, alter, said):
@@ -294,8 +301,28 @@ def test_an_own_rollout_function_returns_the_episodes_asked_for(monkeypatch, alt
         return
     with pytest.raises(WrongEpisodesError) as caught:
         own(*arguments)
-    assert str(caught.value).startswith(f"rollout.function={name}: must return one trajectory per request")
+    assert str(caught.value).startswith(f"rollout.function={name}: must return ")
+    assert explain(caught.value) == str(caught.value)  # no traceback
     assert str(caught.value).endswith(said)
+
+
+def hasty_rollout(engine, policy, requests, settings, enough):
+    """Calls the first group complete that has half of its episodes."""
+    found = rollout(engine, policy, requests, settings)
+    enough(found[:1])
+    return found
+
+
+def test_a_worker_sends_whole_groups_alone():
+    settings = make_settings(function=f"{__name__}.hasty_rollout", max_turns=1)
+    requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n // 2, n % 2, n) for n in range(4)]
+    worker = SimpleNamespace(engine=ScriptedEngine({n: [STOP] for n in range(4)}), policy=CharacterPolicy())
+    sent = []
+    line = SimpleNamespace(send=sent.append, inbox=queue.SimpleQueue())
+    begin = Begin(1, requests, settings, is_all=True, is_streamed=True)
+    with pytest.raises(WrongEpisodesError, match=r"hasty_rollout: must return .* missing: t1\.$"):
+        _roll_out(worker, begin, line, Pulse(), 0.0)
+    assert sent == []
 
 
 class ForgetfulEngine(ScriptedEngine):

@@ -8,7 +8,6 @@ command has failed. None of them is reached in a notebook, where exceptions stay
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import math
 import os
@@ -35,6 +34,7 @@ from omegaconf import OmegaConf
 
 from geo_sokoban_pipeline.config.base import ParameterError, allowed_types
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.runs.provenance import option_values
 from geo_sokoban_pipeline.tasks import TaskError, check_registry
 
 if TYPE_CHECKING:
@@ -153,12 +153,12 @@ class CommandLineHooks:
 
 def prepare_words(words: list[str]) -> None:
     """Make the words of `kedro run` ready for click, in place; stop at options that no run can have."""
-    for name in _values(words, "--runner", "-r"):
+    for name in option_values(words, "--runner", "-r"):
         if name not in ("SequentialRunner", *_RUNNERS) and "." not in name:
             stop(f"--runner={name}: no such runner; leave it out.")
     if "--async" in words:
         stop(f"--async: {_ORDER}")
-    for file in _values(words, "--config", "-c"):
+    for file in option_values(words, "--config", "-c"):
         check_config(file)
     protect_params(words)
     _leave_in_order()
@@ -186,14 +186,17 @@ def protect_words(text: str) -> str:
         ParameterError: YAML reads another number than the digits say, such as 8 for 010.
     """
     items: list[str] = []
-    depth = 0
-    for part in text.split(","):
-        if depth > 0:
-            items[-1] += f",{part}"
-        else:
-            items.append(part)
-        depth = max(0, depth + sum(part.count(mark) for mark in "[{") - sum(part.count(mark) for mark in "]}"))
-    return ",".join(_protected(item) for item in items)
+    parts = text.split(",")
+    while parts:
+        # A bracket that nothing closes is a part of a name, and the next comma ends the item.
+        joined = (",".join(parts[:count]) for count in range(1, len(parts) + 1))
+        items.append(next(filter(_closes, joined), parts[0]))
+        del parts[: items[-1].count(",") + 1]
+    return ",".join(map(_protected, items))
+
+
+def _closes(item: str) -> bool:
+    return sum(map(item.count, "[{")) <= sum(map(item.count, "]}"))
 
 
 def _protected(item: str) -> str:
@@ -270,7 +273,8 @@ def _allowed_at(name: str) -> set[Any]:
 
 def _quoted(word: str) -> str:
     """A word as a YAML text without a comma."""
-    return json.dumps(word, ensure_ascii=False).replace(",", _COMMA)
+    text: str = yaml.dump(word, Dumper=yaml.SafeDumper, default_style='"', width=math.inf, allow_unicode=True)
+    return text.strip().replace(",", _COMMA)
 
 
 def split_params(context: Any, option: Any, value: Any) -> Any:
@@ -295,6 +299,8 @@ def check_config(file: str) -> None:
         stop(f"--config={file}: it is not readable YAML ({' '.join(str(error).split())}).")
     if not isinstance(content, dict) or not isinstance(content.get("run"), dict):
         stop(f"--config={file}: it must hold a section `run:` with the options of the command, such as `pipelines`.")
+    if not isinstance(content["run"].get("params", {}), dict):
+        stop(f"--config={file}: `params:` must hold names and values, as in `params: {{seed: 2, run_id: seed2}}`.")
     try:
         for name, scalar in _scalars("", node):
             place = name.removeprefix(_CONFIGURED)
@@ -386,15 +392,6 @@ def _listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) and value else list(value or [])
 
 
-def _values(words: Sequence[str], long: str, short: str) -> Iterable[str]:
-    """Values of an option, in the forms that click takes."""
-    for number, word in enumerate(words):
-        if word in (long, short):
-            yield from words[number + 1 : number + 2]
-        elif word.startswith(f"{long}="):
-            yield word.removeprefix(f"{long}=")
-
-
 def stop(message: str) -> NoReturn:
     """End the command with a line on standard error and exit code 1."""
     click.echo(f"Error: {message}", err=True)
@@ -453,10 +450,15 @@ def _leave(number: int, frame: FrameType | None) -> None:
 _LIST = re.compile(r";\s*")
 
 
-def read_lists(values: Any) -> Any:
-    """`[0;2]` in parameters as the list it stands for: `%reload_kedro --params` splits at every comma."""
+def read_lists(values: Any, name: str = "") -> Any:
+    """`[0;2]` in parameters as the list it stands for: `%reload_kedro --params` splits at every comma.
+
+    Args:
+        name: of the values, with a dot at its end.
+    """
     if isinstance(values, dict):
-        return {name: read_lists(value) for name, value in values.items()}
+        return {key: read_lists(value, f"{name}{key}.") for key, value in values.items()}
     if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str) and ";" in values[0]:
-        return [yaml.safe_load(part) for part in _LIST.split(values[0])]
+        items = (f"{name}0={part}" for part in _LIST.split(values[0]))
+        return [yaml.safe_load(_protected(item).partition("=")[2]) for item in items]
     return values

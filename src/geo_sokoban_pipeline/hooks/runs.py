@@ -180,7 +180,7 @@ class RunHooks:
             check_megatron(run, models, self._parameters)
             check_source(run, read, self._parameters, store)
             if self._parameters.fresh:
-                check_replaced(run, folders, self._parameters)
+                check_replaced(run, folders, self._parameters, self._folders)
 
     def _set_aside(self) -> None:
         from geo_sokoban_pipeline.runs.storage import explain_storage_errors

@@ -128,8 +128,13 @@ def check_data_source(task: str, data: Any) -> None:
         raise ParameterError(f"{task}.image_folder={folder}: no such folder; relative paths start at {Path.cwd()}.")
 
 
-def check_replaced(run: str, folders: RunFolders, parameters: ProjectParameters) -> None:
+def check_replaced(
+    run: str, folders: RunFolders, parameters: ProjectParameters, others: Sequence[RunFolders] = ()
+) -> None:
     """Check that a run that begins anew reads nothing of the run that it replaces.
+
+    Args:
+        others: further runs that the command replaces.
 
     Raises:
         ParameterError: it does.
@@ -157,12 +162,15 @@ def check_replaced(run: str, folders: RunFolders, parameters: ProjectParameters)
         if data.source == "file":
             named |= {f"{options.task}.file.{field}": getattr(data.file, field, None) for field in SOURCE_FILES}
     for name, given in named.items():
-        place = split_slice(given)[0].expanduser().resolve() if given else None
-        if place is not None and any(place.is_relative_to(folder.resolve()) for folder in folders.layers):
-            raise ParameterError(
-                f"{name}={given}: fresh=true replaces {folders.name}, in which this lies. Give the new run a run_id of "
-                "its own, or copy what it needs elsewhere."
-            )
+        if not given:
+            continue
+        place = split_slice(given)[0].expanduser().resolve()
+        for replaced in (folders, *others):
+            if any(place.is_relative_to(folder.resolve()) for folder in replaced.layers):
+                raise ParameterError(
+                    f"{name}={given}: fresh=true replaces {replaced.name}, in which this lies. Give the new run a "
+                    "run_id of its own, or copy what it needs elsewhere."
+                )
 
 
 def check_megatron(run: str, models: Path | None, parameters: ProjectParameters) -> None:

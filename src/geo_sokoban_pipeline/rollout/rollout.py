@@ -38,8 +38,8 @@ class LostRequestsError(RuntimeError):
     """The engine returned nothing while requests were in flight."""
 
 
-class WrongEpisodesError(ValueError):
-    """A user's rollout function returned other episodes than it was asked for."""
+class WrongEpisodesError(TypeError, ValueError):
+    """A user's rollout function returned no episodes, or others than it was asked for."""
 
 
 class Supply(Protocol):
@@ -190,25 +190,34 @@ def _call_own(
     *arguments: Any,
     **named: Any,
 ) -> list[Trajectory]:
-    """Call a user's rollout function and check its result.
+    return check_episodes(name, requests, function(engine, policy, requests, *arguments, **named))
+
+
+def check_episodes(name: str, requests: Sequence[EpisodeRequest], given: Any) -> list[Trajectory]:
+    """What a user's rollout function returned, after a check.
+
+    Args:
+        name: the value of `rollout.function`.
 
     Raises:
-        TypeError: it did not return a list of trajectories.
-        WrongEpisodesError: they are not those of the requests, in their order.
+        WrongEpisodesError: it is no list of trajectories, or they are not those of the requests, in their order.
     """
-    given: Any = function(engine, policy, requests, *arguments, **named)
     if not isinstance(given, list) or not all(isinstance(episode, Trajectory) for episode in given):
-        raise TypeError(
+        raise WrongEpisodesError(
             f"rollout.function={name}: must return a list of Trajectory, one per request; it returned "
             f"{type_name(given)}"
         )
     wanted = [request.trajectory_id for request in requests]
     found = [episode.trajectory_id for episode in given]
-    if found != wanted:
+    regrouped = [
+        one.trajectory_id for one, asked in zip(given, requests, strict=False) if one.group_index != asked.group_index
+    ]
+    if found != wanted or regrouped:
         kinds = {
             "missing": [episode for episode in wanted if episode not in found],
             "returned more than once": [episode for episode, count in Counter(found).items() if count > 1],
             "not asked for": [episode for episode in dict.fromkeys(found) if episode not in wanted],
+            "in another group_index": regrouped if found == wanted else [],
         }
         wrong = [f"{kind}: {_names(episodes)}" for kind, episodes in kinds.items() if episodes]
         moved = next((one for one, other in zip(found, wanted, strict=False) if one != other), "")

@@ -218,10 +218,10 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _delete(entry: Path) -> None:
-    """Delete a file or folder, whose name goes first."""
+    """Delete a file, link or folder, whose name goes first; what a link names stays."""
     doomed = entry.with_name(f".{entry.name}.{uuid.uuid4().hex[:8]}.tmp")
     entry.rename(doomed)
-    if doomed.is_dir():
+    if doomed.is_dir() and not doomed.is_symlink():
         shutil.rmtree(doomed)
     else:
         doomed.unlink()

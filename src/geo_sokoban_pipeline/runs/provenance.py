@@ -15,12 +15,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from geo_sokoban_pipeline.masking import mask_word
 from geo_sokoban_pipeline.processes import count_cores
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json, write_json
 
+_OWN = "geo-sokoban-pipeline"  # the command of the installed package
 _PROGRAM = ("src", "conf")  # what results depend on, of a checkout
 _COMPUTING = ("geo-sokoban-pipeline", "kedro", "torch", "transformers", "pyarrow", "numpy")
 _PROCESSORS = Path("/proc/cpuinfo")
@@ -127,27 +127,40 @@ def typed_command() -> str:
     """The command of this process as a user types it, without the folders of the interpreter. Stars replace possible
     secrets: the variables of servers, and passwords in addresses.
     """
-    program, *words = sys.argv or [""]
-    path = Path(program)
-    name = path.parent.name if path.name == "__main__.py" else path.name
+    return shlex.join([*_program(), *map(mask_word, sys.argv[1:])])
+
+
+def _program() -> list[str]:
+    """The program of this process, as words of a shell."""
+    path = Path(sys.argv[0] if sys.argv else "")
+    # The command of a package has the package's name, with dashes.
+    name = path.parent.name.replace("_", "-") if path.name == "__main__.py" else path.name
     # Kedro names itself `python -m kedro`, where it was started as a module: three words of a shell.
-    start = name.split() if name.startswith("python -m ") else [name]
-    return shlex.join([*start, *map(mask_word, words)])
+    return name.split() if name.startswith("python -m ") else [name]
 
 
-def suggest_command(pipeline: str | None, run_id: str = "default", *options: str, env: str | None = None) -> str:
-    """A `kedro run` on a run that can be pasted into a shell: in the environment and on the data root of this command.
+def suggest_command(
+    pipeline: str | None, run_id: str = "default", *options: str, env: str | None = None, params: Sequence[str] = ()
+) -> str:
+    """A command on a run that can be pasted into a shell: with configuration, environment and data root of this one.
 
     Args:
         pipeline: None: the options name it, in a file of `--config`.
         options: further words.
-        env: configuration environment; None: that of the words of this process, if they name one.
+        env: configuration environment; None: that of this process, if it names one.
+        params: further ones, such as `seed=2`.
     """
-    words = ["kedro", "run", *([f"--pipelines={pipeline}"] if pipeline else []), *options]
-    if env := env or _typed_env():
+    is_own = _program() == [_OWN] and sys.argv[1:2] != ["browse"]  # which runs no pipeline
+    words = [_OWN] if is_own else ["kedro", "run"]
+    words += [*([f"--pipelines={pipeline}"] if pipeline else []), *options]
+    source = _given("--conf-source")
+    if source and Path(source).resolve() != Path("conf").resolve():
+        words.append(f"--conf-source={source}")
+    if env := env or _given("--env", "-e") or os.environ.get("KEDRO_ENV"):
         words.append(f"--env={env}")
-    if run_id != "default":
-        words += ["--params", f"run_id={run_id}"]
+    given = [*([] if run_id == "default" else [f"run_id={run_id}"]), *params]
+    if given:
+        words += ["--params", ",".join(given)]
     return on_data_root(shlex.join(words))
 
 
@@ -157,20 +170,23 @@ def on_data_root(command: str) -> str:
     return f"{DATA_ROOT}={shlex.quote(root)} {command}" if root else command
 
 
-def _typed_env() -> str | None:
-    """The environment that this command names by a word, or else in its file of `--config`."""
-    if env := _typed("--env", "-e"):
-        return env
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):  # no file of Kedro
-        env = yaml.safe_load(Path(_typed("--config", "-c") or "").read_text(encoding="utf-8"))["run"].get("env")
-    return env
+def _given(*names: str) -> str | None:
+    """An option of this command, by its words, or else in its file of `--config`."""
+    found = [*option_values(sys.argv, *names)]
+    for file in () if found else option_values(sys.argv, "--config", "-c"):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):  # no file of Kedro
+            content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+            found.append(content["run"][names[0].strip("-").replace("-", "_")])
+    return found[-1] if found else None
 
 
-def _typed(long: str, short: str) -> str | None:
-    for word, following in pairwise([*sys.argv, ""]):
-        if word.startswith(f"{long}=") or word in (long, short):
-            return word.removeprefix(f"{long}=") if "=" in word else following
-    return None
+def option_values(words: Sequence[str], *names: str) -> Iterable[str]:
+    """Values of an option among the words of a command, in the forms that click takes; its long name comes first."""
+    for number, word in enumerate(words):
+        if word in names:
+            yield from words[number + 1 : number + 2]
+        elif word.startswith(f"{names[0]}="):
+            yield word.removeprefix(f"{names[0]}=")
 
 
 def describe_maker(project: Path, *, benchmarks: bool = False) -> dict[str, Any]:

@@ -340,7 +340,7 @@ def remove_folder(folder: Path) -> None:
 def remove_temporaries(folder: Path) -> None:
     """Remove half-written files of killed processes in a folder and below; no process may be writing there."""
     for path in list(folder.rglob(".*.tmp")):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.policies.policy import allocate_weights
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.own_code import STUCK
-from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn, rollout
+from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
 from geo_sokoban_pipeline.training.runtime import collect_garbage
 from geo_sokoban_pipeline.training.worker import Blueprint, UpdateWeights, Worker
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -366,10 +366,14 @@ def _roll_out(worker: Worker, begin: Begin, line: Line, pulse: Pulse, ready: flo
 
     def deliver(trajectories: Sequence[Trajectory]) -> None:
         """Send the groups that have not been sent."""
-        for group, episodes in groupby(trajectories, key=lambda episode: episode.group_index):
+        for group, given in groupby(trajectories, key=lambda episode: episode.group_index):
             if group not in sent:
                 sent.add(group)
-                line.send(GroupOver(begin.number, group, list(episodes)))
+                episodes = list(given)
+                if rollout_fn is not rollout:  # which may call a group complete that is not
+                    asked = [request for request in begin.requests if request.group_index == group]
+                    check_episodes(options.function, asked, episodes)
+                line.send(GroupOver(begin.number, group, episodes))
 
     def enough(complete: Sequence[Trajectory]) -> bool:
         deliver(complete)

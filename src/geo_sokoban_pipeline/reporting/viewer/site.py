@@ -29,7 +29,7 @@ from geo_sokoban_pipeline.envs.report import TaskReport
 from geo_sokoban_pipeline.formats import describe_policy
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, describe_end
 from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError
-from geo_sokoban_pipeline.runs.provenance import suggest_command
+from geo_sokoban_pipeline.runs.provenance import read_commands, suggest_command
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import Ragged, one_array
 from geo_sokoban_pipeline.trajectories.index import find_gaps
@@ -603,7 +603,9 @@ def _describe_run(run: BrowsedRun, pad: int | None, folder: Path) -> dict[str, A
     report = run.report and quote(Path(os.path.relpath(run.report, folder.absolute())).as_posix())
     pipeline, _, run_id = run.name.partition("/")
     kind, _, task = pipeline.partition("_")
-    score = suggest_command(f"score_{task}", run_id) if kind == "train" and task in TASKS else None
+    made_in = {entry.get("env") for entry in read_commands(run.folder)[-1:]} - {"local"}
+    env = next(iter(made_in), None)
+    score = suggest_command(f"score_{task}", run_id, env=env) if kind == "train" and task in TASKS else None
     ablations = describe_ablations(run.evaluation)
     return {"settings": run.settings, "pad": pad, "report": report, "ablations": ablations, "score": score}
 
