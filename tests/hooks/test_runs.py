@@ -41,14 +41,14 @@ def test_runs_are_namespaces_with_the_name_of_a_pipeline(project):
 def test_clear_keeps_the_lock_and_nothing_else(tmp_path):
     folders = RunFolders.of(tmp_path, "train_sokoban", "default")
     fill(folders.models, folders.outputs, folders.reports)
-    (elsewhere,) = fill(tmp_path / "elsewhere")
-    (folders.models / "checkpoints").symlink_to(elsewhere.parent)
+    elsewhere = fill(tmp_path / "elsewhere")
+    (folders.models / "checkpoints").symlink_to(tmp_path / "elsewhere")
     (folders.outputs / "metrics").symlink_to(tmp_path / "nowhere")
     lock = RunLock(folders.models)
     folders.clear()
     lock.close()
     left = [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()]
-    assert sorted(left) == sorted([elsewhere, folders.models / LOCK_FILE])
+    assert sorted(left) == sorted([*elsewhere, folders.models / LOCK_FILE])
 
 
 def test_fresh_clears_one_run_id_of_the_called_pipeline_only(project):
