@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.rollout.rollout import (
     load_rollout_fn,
     rollout,
 )
-from geo_sokoban_pipeline.training.rollout_worker import Begin, Pulse, _roll_out
+from geo_sokoban_pipeline.training.rollout_worker import Begin, GroupOver, RolloutProcess
 from geo_sokoban_pipeline.trajectories.schema import TableContext, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
@@ -319,10 +319,10 @@ def test_a_worker_sends_whole_groups_alone():
     worker = SimpleNamespace(engine=ScriptedEngine({n: [STOP] for n in range(4)}), policy=CharacterPolicy())
     sent = []
     line = SimpleNamespace(send=sent.append, inbox=queue.SimpleQueue())
-    begin = Begin(1, requests, settings, is_all=True, is_streamed=True)
+    line.inbox.put(Begin(1, requests, settings, is_all=True, is_streamed=True))
     with pytest.raises(WrongEpisodesError, match=r"hasty_rollout: must return .* missing: t1\.$"):
-        _roll_out(worker, begin, line, Pulse(), 0.0)
-    assert sent == []
+        RolloutProcess(lambda: worker, None)(line)
+    assert not any(isinstance(message, GroupOver) for message in sent)
 
 
 class ForgetfulEngine(ScriptedEngine):
