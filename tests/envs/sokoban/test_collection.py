@@ -85,6 +85,8 @@ def names_and_rows(text: str) -> list[tuple[str, str]]:
         (f"; (c) A. Tester\n; Small\n; First\n{ONE}\n; Second\n{TWO}", [("First", ONE), ("Second", TWO)]),
         (f"Copyright: A. Tester\n; Small\n{ONE}\n; Second\n{TWO}", [("level_0", ONE), ("Second", TWO)]),
         (f"Title: Small\nCopyright: A. Tester\n\n{ONE}\nTitle: Second\n{TWO}", [("level_0", ONE), ("Second", TWO)]),
+        (f"; (c) A. Tester\n;\n; First\n{ONE}\n; Second\n{TWO}", [("First", ONE), ("Second", TWO)]),
+        (f"; (c) A. Tester\n; 1\n{ONE}\n; 2\n{TWO}", [("1", ONE), ("2", TWO)]),
         (f"; Copyright A. Tester\n; Single\n{ONE}\n", [("Single", ONE)]),
         (f"Small\n© A. Tester\nFirst\n{ONE}\n\nSecond\n{TWO}", [("First", ONE), ("Second", TWO)]),
         (f"; Small\n\n{ONE}\n; Second\n{TWO}\n; Third\n{THREE}", [("level_0", ONE), ("Second", TWO), ("Third", THREE)]),

@@ -227,7 +227,9 @@ def _notes(gap: Sequence[str], last: bool) -> list[_Note]:
             value = re.sub(r"^[-=*~;:#\s]+|[-=*~;:#\s]+$", "", value)
         if kind != "key" and (numbered := _LEVEL_NUMBER.fullmatch(value)):
             value = numbered[1]
-        if value and (kind == "key" or re.search(r"[^\W_]", value)) and not _MOVES.fullmatch(value):
+        if kind != "key" and not re.search(r"[^\W_]", value):
+            paragraph += 1  # a rule, or the sign of a remark alone
+        elif value and not _MOVES.fullmatch(value):
             notes.append(_Note(kind, key, value, paragraph, not last and start >= below))
     return notes
 
@@ -262,8 +264,9 @@ def _of_first_level(notes: Sequence[Sequence[_Note]], kind: str) -> list[_Note]:
         return []
     about = [place for place, note in enumerate(near) if _is_about(note, kind)]
     if about and not any(_is_about(note, kind) for note in others):
-        names = (place for place, note in enumerate(near) if place not in about and note.key in _NAMES)
-        near = near[max(about[-1], next(names, -1) if len(notes) > 2 else -1) + 1 :]
+        named = (place for place, note in enumerate(near) if place not in about and note.key in _NAMES)
+        name = next(named, -1) if len(notes) > 2 else -1
+        near = near[max(about[-1], name - near[name].value.isdigit()) + 1 :]
     return [note for note in near if note.kind == kind]
 
 
