@@ -210,7 +210,7 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
         listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in wrong.items())
         raise ValueError(
             f"{path}: {listed}: images are prepared as Qwen2VLImageProcessor does, resized to whole patches and "
-            "without a step beyond it, so these would give other pixels. Remove what the policy was not trained with."
+            "without a step beyond it, so these may give other pixels. Remove what the policy was not trained with."
         )
     for name in ("patch_size", "temporal_patch_size", "merge_size"):
         if not isinstance(values.get(name, 1), int):
