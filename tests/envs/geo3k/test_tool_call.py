@@ -47,6 +47,7 @@ def scored(answer: str = '"5"', name: str = "calc_score") -> str:
         (scored("0.1234567890123456789"), ToolCall("calc_score", "0.1234567890123456789")),
         (scored("1e400"), ToolCall("calc_score", "1" + 400 * "0")),
         (scored("9" * 5000), ToolCall("calc_score", "9" * 5000)),
+        (scored("9" * 700), ToolCall("calc_score", "9" * 700)),
         (scored("NaN"), ToolCall("calc_score", None)),
         (scored("-Infinity"), ToolCall("calc_score", None)),
         (scored("1e999999999"), ToolCall("calc_score", None)),

@@ -28,7 +28,7 @@ _MACROS = (
     "|t(?:ag|an|anh|au|binom|ext|ext[a-z]+|frac|herefore|heta|hickapprox|hinspace|ilde|imes|o|op|riangle|riangleq)"
 )
 _ESCAPE = re.compile(rf"""(\\(?:["\\/]|u[0-9A-Fa-f]{{4}}|[bf](?![A-Za-z])|(?!(?:{_MACROS})(?![A-Za-z]))[nrt]))|\\""")
-_LONGEST_INTEGER = 1000  # digits; Python converts no more than some thousands
+_LONGEST_INTEGER = 600  # digits; more are no number of `label_text`, so they stay text
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 _LIST = re.compile(r"[,;]|(?<![A-Za-z\\])or(?![A-Za-z])")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _RELATION = re.compile(r"\\(?:leq|geq|neq|in)(?![A-Za-z])|[<>=]")
+_END_OF_SEGMENT = re.compile(rf"\s*(?=[A-Z]){IDENTIFIER.pattern}")
 _MIRRORED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq"}
 # Constants are compared to so many digits: no two numbers that fit into an answer and a label differ by less.
 _DIGITS = 300
@@ -265,17 +266,24 @@ class _FormulaReader(Reader):
         return super()._read_root_argument() if letter is None else letter
 
     def _read_argument(self) -> Any:
-        letter = self._read_letter()
+        letter = self._read_letter(single=True)
         return super()._read_argument() if letter is None else letter
 
-    def _read_letter(self) -> Any:
-        """A letter with its index and primes, as a real number; `e` is Euler's. None: there is none."""
+    def _read_letter(self, *, single: bool = False) -> Any:
+        """A letter with its index and primes, or a segment, as a real number; `e` is Euler's. None: there is none.
+
+        Args:
+            single: read one letter of a segment such as `AB`, as TeX does behind `\\frac`.
+        """
         self._skip_space()
         found = IDENTIFIER.match(self.text, self.at)
         if found is None:
             return None
         self.at = found.end()
         name = identifier(found)
+        if name[0].isupper() and not single and (end := _END_OF_SEGMENT.match(self.text, self.at)):
+            self.at = end.end()
+            name = " ".join(sorted((name, identifier(end))))
         return sympy.E if name == "e" else sympy.Symbol(name, real=True)
 
     def _read_function(self, name: str) -> Any:

@@ -2,8 +2,8 @@
 
 The answer is the last box of what was said after the thoughts. Answer and label are brought to one spelling; equations
 where the label is none, hedges and several values are refused; texts and exact numbers are compared; what is left
-becomes a question to algebra, if both have the same letters. An answer is granted whatever its unit, for labels have
-none. No text is evaluated as Python.
+becomes a question to algebra, if both have the same letters. Units must agree where both sides have one; most labels
+have none. No text is evaluated as Python.
 """
 
 from __future__ import annotations
@@ -85,28 +85,54 @@ def _compare(answer: str, truth: str, tolerance: float) -> _Verdict:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Answer and label, both normalised, without a name before an equals sign and without a unit.
+    """Answer and label, both normalised, without a name before an equals sign and without units that agree.
 
     Attributes:
         links: of the answer's chain, where numbers do not decide whether they hold.
-        letters: whether the label holds letters.
+        letters: whether the label holds letters that are no unit.
     """
 
     answer: str
-    links: tuple[ChainLink, ...]
     truth: str
+    links: tuple[ChainLink, ...]
     letters: bool
     tolerance: float
 
 
 def _reduce(answer: str, truth: str, tolerance: float) -> _Pair:
     value, links = value_of_chain(truth, letters=True)
-    truth = truth if links or _THING.fullmatch(value) else value
-    letters = has_letters(truth)
+    if not (links or _THING.fullmatch(value) or _is_other_equation(answer, truth, value)):
+        truth = value
+    letters = has_letters(strip_unit(truth, letters=True))
     links = ()
     if not is_relation(truth):
         answer, links = value_of_chain(answer, letters=letters)
-    return _Pair(strip_unit(answer, letters=letters), links, strip_unit(truth, letters=True), letters, tolerance)
+    return _Pair(*_without_units(answer, truth, letters=letters), links, letters, tolerance)
+
+
+def _is_other_equation(answer: str, truth: str, value: str) -> bool:
+    """Whether an answer is an equation that says more than the value of the label's letter: `3t = y` for `y = 3t`.
+
+    `x = 3` is one for `y = 3`; other names, such as `AB` or `Area`, may stand for any letter.
+    """
+    wanted = _NAMED.match(truth)
+    if wanted is None or not is_relation(answer):
+        return False
+    if given := _NAMED.match(answer):
+        return identifier(given) != identifier(wanted)
+    rest, links = value_of_chain(answer, letters=True)
+    return has_letters(value) and (bool(links) or is_relation(rest) or IDENTIFIER.fullmatch(rest) is not None)
+
+
+def _without_units(answer: str, truth: str, *, letters: bool) -> tuple[str, str]:
+    """Answer and label without their units, which must agree where both have one."""
+    wanted = _find_unit(truth, letters=False)
+    given = wanted and _find_unit(answer, letters=False)
+    if wanted is None or given is None or "unit" in (given[0] + wanted[0]).lower():
+        return strip_unit(answer, letters=letters), strip_unit(truth, letters=True)
+    if _short_unit(given[0]) != _short_unit(wanted[0]):
+        return answer, truth
+    return answer[: given.start()].rstrip(), truth[: wanted.start()].rstrip()
 
 
 def _refuse_equation(pair: _Pair) -> _Verdict | None:
@@ -215,8 +241,8 @@ _MACRO = r"\\[A-Za-z]+"
 # One letter at a time: two ways to split a word would be exponentially many for a sentence.
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega"
 _NAME = re.compile(
-    rf"(?:[A-Za-z]|\\(?:angle|triangle|{_GREEK}|sin|cos|tan|odot)"
-    r"(?![A-Za-z])|(?<=\\angle) ?\d+|_(?:\{\w+\}|\w)|'|\s)+"
+    rf"(?:[A-Za-z]|\\(?:angle|triangle|ray|{_GREEK}|sin|cos|tan|odot)"
+    r"(?![A-Za-z])|\\(?:overline|bar)\s*\{[\w\s]+\}|(?<=\\angle) ?\d+|_(?:\{\w+\}|\w)|'|\s)+"
 )
 # One letter, its index and its primes.
 IDENTIFIER = re.compile(
@@ -224,8 +250,9 @@ IDENTIFIER = re.compile(
 )
 # Names that a label may set equal: an angle, a figure, points, or one letter; `bh` is a product.
 _THING = re.compile(
-    rf"m?\s*\\(?:angle|triangle|odot)(?![A-Za-z])[^=]*|[A-Z\d_{{}}'\s]*[A-Z][A-Z\d_{{}}'\s]*|{IDENTIFIER.pattern}"
+    rf"m?\s*\\(?:angle|triangle|ray|odot)(?![A-Za-z])[^=]*|[A-Z\d_{{}}'\s]*[A-Z][A-Z\d_{{}}'\s]*|{IDENTIFIER.pattern}"
 )
+_NAMED = re.compile(rf"{IDENTIFIER.pattern}\s*=")
 _WORD_OR_IDENTIFIER = re.compile(rf"\\(?!(?:{_GREEK})(?![A-Za-z]))[A-Za-z]+|{IDENTIFIER.pattern}")
 _CHOICE = re.compile(r"\(?([A-Ea-e])\)?")
 # Capitals are names of points and lines.
@@ -246,8 +273,9 @@ _TOKEN = re.compile(
     r"\s+|\d+(?:\.\d*)?|\.\d+|[-+*/^(){}=<>,:|\[\]]|\\[{}]|(?<=[A-Za-z])_|(?<=[A-Za-z'])'"
     r"|\\(?:frac|sqrt|cdot|times|div|pi|infty|leq|geq|neq|pm|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln"
     rf"|{_GREEK}|cup|cap|in)(?![A-Za-z])"
-    r"|(?<![A-Za-z\\])[A-Za-z]{1,2}(?![A-Za-z])"
+    r"|(?<![A-Za-z\\])[A-Za-z]{1,3}(?![A-Za-z])"
 )
+_FIGURE = re.compile(r"(?:[A-Z](?:\s|'|_\s*(?:\{\w+\}|\w))*){3}")  # the order of its points counts
 _HUGE = re.compile(r"\d{31}|\^\s*[{(]?\s*-?\s*\d{3}|\^[^+\-*/=,<>]*\^|\*\s*\*")
 
 
@@ -266,8 +294,7 @@ def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[ChainLink, .
     if not signs or _RELATION.search(text):
         return text, ()
     first, *others = (part.strip() for part in _EQUALS.split(text))
-    is_name = _NAME.fullmatch(first) and not _NO_NAME.search(first)
-    if is_name or (not first and signs[0] != "="):
+    while signs and (_is_name(first) if first else signs[0] != "="):
         first, *others = others
         del signs[0]
     parts = [strip_unit(part, letters=letters) for part in (first, *others)]
@@ -277,6 +304,10 @@ def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[ChainLink, .
     is_chain = all(map(_is_balanced, parts)) and False not in found
     is_chain &= all(is_formula(side) and not _SEPARATOR.search(side) for link in undecided for side in link[:2])
     return (first, undecided) if is_chain else (text, ())
+
+
+def _is_name(side: str) -> bool:
+    return _NAME.fullmatch(side) is not None and _NO_NAME.search(side) is None
 
 
 def _is_balanced(side: str) -> bool:
@@ -326,7 +357,7 @@ def _without_fraction(mixed: re.Match[str]) -> str:
 def is_formula(text: str) -> bool:
     """Whether a text is built from what labels are built from, in sizes that algebra can handle.
 
-    Words, unknown macros, factorials, sums, integrals and huge or stacked powers are not.
+    Words, names of figures, unknown macros, factorials, sums, integrals and huge or stacked powers are not.
     """
     at = 0
     while at < len(text):
@@ -334,7 +365,7 @@ def is_formula(text: str) -> bool:
         if found is None:
             return False
         at = found.end()
-    return bool(text) and _HUGE.search(text) is None
+    return bool(text) and _HUGE.search(text) is None and _FIGURE.search(text) is None
 
 
 def names(text: str) -> frozenset[str]:
@@ -373,8 +404,8 @@ _CHARACTERS = {
     **dict.fromkeys("∶：", ":"),
     **{"π": r"\pi ", "√": r"\sqrt ", "∞": r"\infty ", "±": r"\pm ", "∓": r"\mp ", "∠": r"\angle ", "∡": r"\angle "},
     **{
-        "≤": r"\leq ",
-        "≥": r"\geq ",
+        **dict.fromkeys("≤⩽", r"\leq "),
+        **dict.fromkeys("≥⩾", r"\geq "),
         "≠": r"\neq ",
         "≈": r"\approx ",
         "≅": r"\cong ",
@@ -385,12 +416,12 @@ _CHARACTERS = {
     **{"α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "θ": r"\theta "},
     **{"λ": r"\lambda ", "μ": r"\mu ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega "},
 }
-_SUPERSCRIPTS = {unicodedata.normalize("NFKC", c): c for c in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"}
-_SUPERSCRIPT_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS.values())}]+")
+_SCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+|[₀₁₂₃₄₅₆₇₈₉ₐₑₒₓₕₖₗₘₙₚₛₜ]+")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _GROUPED_DIGITS = re.compile(r"(?<=\d)(?:\\,|\\!|,\\!|\{,\}(?:\\!)?)(?=\d{3}(?!\d))")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
-_LINES = "overline|underline|over(?:left)?rightarrow|wide(?:hat|paren|tilde)|over(?:arc|paren)"
+_LINES = "overline|underline|overleftrightarrow|wide(?:hat|paren|tilde)|over(?:arc|paren)"
+_POINTS = r"\{\s*[A-Z](?:[\d\s']|_\{\w+\}|_)*[A-Z]"  # elsewhere, a line makes a mean or the conjugate
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -403,16 +434,17 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\gt(?![A-Za-z])", ">"),
-        (r"\\le(?![A-Za-z])", r"\\leq"),
-        (r"\\ge(?![A-Za-z])", r"\\geq"),
+        (r"\\le(?:qslant|qq)?(?![A-Za-z])", r"\\leq"),
+        (r"\\ge(?:qslant|qq)?(?![A-Za-z])", r"\\geq"),
         (r"\\ne(?![A-Za-z])", r"\\neq"),
         (r"\\(?:simeq|doteq|approxeq|thickapprox)(?![A-Za-z])|\\sim(?=\s*[\d.])", r"\\approx"),
         (rf"(?<=[\d.])\s*\\(?:{_LINES})\s*(?=\{{\s*\d)", r"\\repeating"),  # 0.3 is not 0.333…
+        (r"\\overrightarrow(?![A-Za-z])", r"\\ray\\overline"),
         (r"\\(?:measuredangle|sphericalangle)(?![A-Za-z])", r"\\angle"),
         (r"(?<![A-Za-z\\])sqrt(?=\s*[({\d])", r"\\sqrt"),
-        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
-        (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
-        (r"\^\s*\{\s*\\prime\s*\\prime\s*\}", "''"),
+        (r"(?<![A-Za-z\\])(pi|(?:arc)?(?:sin|cos|tan)|cot|ln|log)(?![A-Za-z])", r"\\\1"),
+        (r"\\prime(?![A-Za-z])", "'"),
+        (r"\^\s*(?:\{((?:\s*')+)\s*\}|('))", r"\1\2"),
     )
 )
 _PERCENT = re.compile(
@@ -423,12 +455,12 @@ _DEGREES = re.compile(
 )
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _WRAPPER = re.compile(
-    r"\\(?:text(?:bf|rm|it|sf|tt|normal|up|sc)?|math(?:rm|bf|it|sf|tt|cal|normal)|operatorname\*?|boldsymbol|bm|[mh]box"
-    rf"|{_LINES}|ensuremath|boxed)\s*(?=\{{)"
+    r"\\(?:(?:text(?:bf|rm|it|sf|tt|normal|up|sc)?|math(?:rm|bf|it|sf|tt|cal|normal)|operatorname\*?|boldsymbol|bm"
+    rf"|[mh]box|underline|ensuremath|boxed)\s*(?=\{{)|(?:{_LINES})\s*(?={_POINTS}))"
 )
-# A capital may begin a word. Three or four capitals are the name of a figure, unless they are one of these.
+# A capital may begin a word. Capitals name a figure, and three letters are a product, unless they are one of these.
 _WORD = re.compile(
-    r"(?<![\\A-Za-z])(?:[A-Z][a-z]{2,}|[A-Z]{5,}|(?i:yes|no|not|none|true|false|ok|up|down|left|right))(?![A-Za-z])"
+    r"(?<![\\A-Za-z])(?:[A-Z][a-z]{3,}|(?i:yes|no|not|none|all|the|true|false|ok|up|down|left|right))(?![A-Za-z])"
 )
 _SMALL_GROUP = re.compile(r"(?<=[^A-Za-z])\{([A-Za-z0-9])\}(?!\s*\d)|(?<=[A-Za-z])\{(\d)\}(?!\s*\d)")
 
@@ -461,7 +493,7 @@ def normalise(text: str) -> str:
 
 def text_key(normalised: str) -> str:
     """Form in which normalised texts are compared: spaces only between digits, words in lower case, few braces."""
-    text = _WORD.sub(lambda found: found[0].lower(), normalised)
+    text = _WORD.sub(lambda found: found[0].lower(), normalised.replace("\\ray", ""))
     text = re.sub(r"(?<=\d) (?=\d)", "\0", text).replace(" ", "").replace("\0", " ")
     return _SMALL_GROUP.sub(r"\1\2", text)
 
@@ -469,11 +501,16 @@ def text_key(normalised: str) -> str:
 def _as_latex(text: str) -> str:
     """ASCII where a character has a meaning in an answer; others stay as they are."""
     text = text.strip("\u200b\u200c\u200d\u2060\ufeff")
-    text = _SUPERSCRIPT_RUN.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("−", "-"), text)
+    text = _SCRIPT.sub(_as_script, text)
     text = _VULGAR.sub(
         lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text
     )
     return "".join(c if c.isascii() else _as_ascii(c) for c in text)
+
+
+def _as_script(found: re.Match[str]) -> str:
+    sign = "^" if "<super>" in unicodedata.decomposition(found[0][0]) else "_"
+    return f"{sign}{{{unicodedata.normalize('NFKC', found[0])}}}".replace("−", "-")
 
 
 def _as_ascii(character: str) -> str:
@@ -488,7 +525,7 @@ def _as_ascii(character: str) -> str:
 
 
 def _unwrap(text: str) -> str:
-    """The text without fonts, text blocks and lines above letters; their content stays, spaced."""
+    """The text without fonts, text blocks and lines above points; their content stays, spaced."""
     while found := _WRAPPER.search(text):
         closing = matching_brace(text, found.end())
         if closing is None:
@@ -500,10 +537,12 @@ def _unwrap(text: str) -> str:
 # Units: what may stand behind a number without being part of it. One letter is a unit only where the label holds no
 # letter, since in algebra it is a factor.
 
-_WORDS = (
-    "degrees?|radians?|units?|(?:centi|milli|kilo|deci)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?"
-    "|(?:kilo)?grams?|pounds?|hours?|minutes?|seconds?|dollars?|cents?|lit(?:er|re)s?|gallons?"
-)
+_WORDS = {  # and their short forms
+    **{"degree": "deg", "radian": "rad", "unit": "unit", "meter": "m", "metre": "m", "inche": "in", "inch": "in"},
+    **{"feet": "ft", "foot": "ft", "yard": "yd", "mile": "mi", "gram": "g", "pound": "lb", "hour": "h"},
+    **{"minute": "min", "second": "s", "dollar": "$", "cent": "cent", "liter": "L", "litre": "L", "gallon": "gal"},
+}
+_MULTIPLES = {"centi": "c", "milli": "m", "kilo": "k", "deci": "d"}
 _ABBREVIATIONS = "deg|rad|[cmkd]m|in|ft|yds?|mi|mph|kg|lbs?|hrs?|mins?|secs?"
 _SHORT = "[msghL]"
 _PREFIX = r"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?"
@@ -516,10 +555,17 @@ def _pattern(words: str, behind: str = r"(?:(?<=[\d.)}%])|(?<=\\pi))") -> re.Pat
     return re.compile(rf"{behind}\s*{unit}(?:\s*(?:/|(?i:per))\s*{unit})?$")
 
 
-_ANY = _pattern(f"(?i:{_WORDS}|{_ABBREVIATIONS}|{_SHORT})")
-_CLEAR = f"(?i:{_WORDS})|{_ABBREVIATIONS}"  # capitals such as `FT` name a segment
+_WORD_OF_UNIT = f"(?:{'|'.join(_MULTIPLES)})?(?:{'|'.join(_WORDS)})s?"
+_ANY = _pattern(f"(?i:{_WORD_OF_UNIT}|{_ABBREVIATIONS}|{_SHORT})")
+_CLEAR = f"(?i:{_WORD_OF_UNIT})|{_ABBREVIATIONS}"  # capitals such as `FT` name a segment
 _UNMISTAKABLE = _pattern(_CLEAR)
 _BEHIND_LETTER = _pattern(_CLEAR, r"(?<=[A-Za-z'] )")
+_LONG = {"squared": "2", "cubed": "3", "per": "/", **_MULTIPLES, **_WORDS}
+_LONG_ABBREVIATIONS = {
+    **{"mph": "mi/h", "yds": "yd", "lbs": "lb", "mins": "min"},
+    **{"hrs": "h", "hr": "h", "secs": "s", "sec": "s"},
+}
+_LONGER = re.compile(rf"(?i:({'|'.join(_LONG)})s?)|{'|'.join(_LONG_ABBREVIATIONS)}")
 
 
 def strip_unit(text: str, *, letters: bool) -> str:
@@ -528,9 +574,20 @@ def strip_unit(text: str, *, letters: bool) -> str:
     Args:
         letters: whether the label holds letters that are factors, so that a single one is no unit.
     """
-    found = (_UNMISTAKABLE if letters else _ANY).search(text)
-    if found is None and letters:
-        found = _BEHIND_LETTER.search(text)
-        # The last word of others, as in `square feet`, is no unit.
-        found = found if found is not None and is_formula(text[: found.start()]) else None
+    found = _find_unit(text, letters=letters)
     return text if found is None else text[: found.start()].rstrip()
+
+
+def _find_unit(text: str, *, letters: bool) -> re.Match[str] | None:
+    if (found := (_UNMISTAKABLE if letters else _ANY).search(text)) is not None:
+        return found
+    found = _BEHIND_LETTER.search(text)
+    # The last word of others, as in `square feet`, is no unit.
+    return found if found is not None and is_formula(text[: found.start()]) else None
+
+
+def _short_unit(text: str) -> str:
+    """One spelling of a unit: `cm2` for `square centimeters` and `cm^2`."""
+    text = _LONGER.sub(lambda found: _LONG[found[1].lower()] if found[1] else _LONG_ABBREVIATIONS[found[0]], text)
+    text = re.sub(r"[\s.{}^]", "", text)
+    return re.sub(r"(?i)(?:square|sq)([^/]*)", r"\g<1>2", re.sub(r"(?i)(?:cubic|cu)([^/]*)", r"\g<1>3", text))
