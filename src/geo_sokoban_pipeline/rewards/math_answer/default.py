@@ -175,8 +175,12 @@ def _compare_numbers(pair: _Pair) -> _Verdict | None:
 
 def _compare_formulas(pair: _Pair) -> _Verdict | None:
     """A question to algebra, if both have the same letters."""
-    if is_formula(pair.answer) and is_formula(pair.truth) and _has_same_letters(pair):
-        return Equivalence(pair.answer, pair.truth, pair.links)
+    answer, truth = pair.answer, pair.truth
+    # Capitals side by side are names where both sides have some, else factors: `LW` is `L \cdot W`.
+    if not (_SIDE_BY_SIDE.search(answer) and _SIDE_BY_SIDE.search(truth)):
+        answer, truth = _SIDE_BY_SIDE.sub(r"{\1}", answer), _SIDE_BY_SIDE.sub(r"{\1}", truth)
+    if is_formula(answer) and is_formula(truth) and _has_same_letters(pair):
+        return Equivalence(answer, truth, pair.links)
     return (False, "equation") if pair.links else None
 
 
@@ -275,8 +279,11 @@ _TOKEN = re.compile(
     rf"|{_GREEK}|cup|cap|in)(?![A-Za-z])"
     r"|(?<![A-Za-z\\])[A-Za-z]{1,3}(?![A-Za-z])"
 )
-_FIGURE = re.compile(r"(?:[A-Z](?:\s|'|_\s*(?:\{\w+\}|\w))*){3}")  # the order of its points counts
-_HUGE = re.compile(r"\d{31}|\^\s*[{(]?\s*-?\s*\d{3}|\^[^+\-*/=,<>]*\^|\*\s*\*")
+_POINT = r"[A-Z](?:\s|'|_\s*(?:\{\w+\}|\w))*"
+_SIDE_BY_SIDE = re.compile(rf"({_POINT})(?=[A-Z])")
+_FIGURE = re.compile(rf"(?:{_POINT}){{3}}")  # the order of its points counts
+_PLAIN_EXPONENT = r"\s*(?:\d++|[A-Za-z]|\{[^{}^]*\})(?!\s*\^)"
+_HUGE = re.compile(rf"\d{{31}}|\^\s*[{{(]?\s*-?\s*\d{{3}}|\^(?!{_PLAIN_EXPONENT})[^+\-*/=,<>]*\^|\*\s*\*")
 
 
 def value_of_chain(text: str, *, letters: bool) -> tuple[str, tuple[ChainLink, ...]]:
@@ -421,7 +428,7 @@ _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _GROUPED_DIGITS = re.compile(r"(?<=\d)(?:\\,|\\!|,\\!|\{,\}(?:\\!)?)(?=\d{3}(?!\d))")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _LINES = "overline|underline|overleftrightarrow|wide(?:hat|paren|tilde)|over(?:arc|paren)"
-_POINTS = r"\{\s*[A-Z](?:[\d\s']|_\{\w+\}|_)*[A-Z]"  # elsewhere, a line makes a mean or the conjugate
+_POINTS = rf"\{{\s*{_POINT}[A-Z]"  # elsewhere, a line makes a mean or the conjugate
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
