@@ -224,21 +224,17 @@ def remove(root: Path, names: tuple[str, ...], everything: bool, yes: bool) -> N
 def restore(root: Path, name: str) -> None:
     """Put back a run that is set aside, in place of what fresh=true has begun."""
     from geo_sokoban_pipeline.runs.folders import ASIDE
-    from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 
     folders = _find_run(root, name)
     with _locked(folders):
-        try:
-            if not folders.has_replaced:
-                raise click.ClickException(f"{name}: no run is set aside there.")
-            if not folders.can_restore:
-                raise click.ClickException(
-                    f"{name}: the new run has stored its first result, so the next command on it deletes the old run. "
-                    f"To keep that, copy {ASIDE} from its folders first."
-                )
-            folders.settle()
-        except CorruptFolderError as error:
-            raise click.ClickException(str(error)) from error
+        if not folders.has_replaced:
+            raise click.ClickException(f"{name}: no run is set aside there.")
+        if not folders.can_restore:
+            raise click.ClickException(
+                f"{name}: the new run has stored its first result, so the next command on it deletes the old run. "
+                f"To keep that, copy {ASIDE} from its folders first."
+            )
+        folders.settle()
     click.echo(f"{name} is put back.")
 
 
@@ -253,14 +249,15 @@ def _find_run(root: Path, name: str) -> RunFolders:
 
 @contextmanager
 def _locked(folders: RunFolders) -> Iterator[None]:
+    """Hold a run's lock for the `with` block, whose errors about files end the command in one line."""
     from geo_sokoban_pipeline.runs.lock import RunLock, RunLockedError
+    from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 
     try:
-        lock = RunLock(folders.models, way_out=".")
-    except (RunLockedError, OSError) as error:
+        with closing(RunLock(folders.models, way_out=".")):
+            yield
+    except (RunLockedError, CorruptFolderError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    with closing(lock):
-        yield
 
 
 # Entries of a data root that the pipelines write; anything else there belongs to the user.

@@ -82,6 +82,7 @@ REFUSED = [
         "train_sokoban/default has no trajectories below ",
     ),
     (["--params=sed=1"], "sed=1: unknown name. Did you mean seed?"),
+    (["--params", "run_id=a", "--params=fresh=true"], "--params: it is given more than once, and Kedro reads"),
 ]
 
 

@@ -257,6 +257,9 @@ def test_restore_never_deletes(tmp_path):
         assert done.exit_code == 1 and done.output.startswith("Error: ") and contents_of(folders) == before
     # Killed while the old run was moved: what lies in its place is the old run's too.
     (folders.models / JOURNAL).write_text('{"state": "moving"}')
+    (folders.outputs / "file.json").mkdir()  # a place that is taken
+    assert listed(tmp_path, "restore", "train_sokoban/x").output.startswith("Error: [Errno ")
+    (folders.outputs / "file.json").rmdir()
     assert "set aside" in listed(tmp_path).output
     assert listed(tmp_path, "restore", "train_sokoban/x").exit_code == 0
     assert (folders.models / "file.json").is_file() and (folders.models / "checkpoints").is_dir()

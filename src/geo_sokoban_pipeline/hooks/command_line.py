@@ -165,7 +165,9 @@ def prepare_words(words: list[str]) -> None:
 
 
 def protect_params(words: list[str]) -> None:
-    """Prepare every `--params` among the words of a command, in place; stop at a number that YAML reads otherwise."""
+    """Prepare `--params` among the words of a command, in place; stop at a number that YAML reads otherwise."""
+    if len([*option_values(words, "--params")]) > 1:  # a run_id in the first one would be lost
+        stop("--params: it is given more than once, and Kedro reads the last one alone. Join them with commas.")
     try:
         for number, word in enumerate(words):
             if word == "--params" and number + 1 < len(words):
@@ -253,7 +255,7 @@ def _is_text(name: str, node: yaml.ScalarNode) -> bool:
     is_number = isinstance(read, int | float) and not isinstance(read, bool)
     is_open = Any in allowed  # it might be meant as a text
     if is_number and (_decimal(word) != read or math.isinf(read) or is_open and _UNLIKE_NUMBERS.match(word)):
-        text = f", or, for a text, the word in quotes within those of the shell: '\"{word}\"'" if is_open else ""
+        text = f', or a text in quotes: "{word}", in a shell within further ones' if is_open else ""
         raise ParameterError(f"{name}={word}: YAML reads {read} here. Write a plain decimal number{text}.")
     return False
 
