@@ -134,20 +134,41 @@ def test_catalog_outside_a_project(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("run_id", "run", "options", "others"),
+    ("run_id", "name", "what", "command", "others"),
     [
-        ("seed2", "train_sokoban", " --params run_id=seed2", " Run ids of train_sokoban that are stored: default."),
-        ("default", "score_sokoban", "", ""),
+        (
+            "seed2",
+            "train_sokoban.episodes@pandas",
+            "train_sokoban.episodes@pandas of run id seed2",
+            "train_sokoban --env=test --params run_id=seed2",
+            " Run ids of train_sokoban that are stored: default.",
+        ),
+        # An interrupted run has a folder and no evaluation.
+        (
+            "default",
+            "train_sokoban.eval_summary",
+            "train_sokoban.eval_summary of run id default",
+            "train_sokoban --env=test",
+            "",
+        ),
+        (
+            "default",
+            "score_sokoban.token_scores@pandas",
+            "score_sokoban.token_scores@pandas of run id default",
+            "score_sokoban --env=test",
+            "",
+        ),
+        ("seed2", "sokoban.prompts", "sokoban.prompts", "data_sokoban --env=test", ""),
     ],
 )
-def test_a_run_that_is_not_stored_is_named_with_its_command(tmp_path, monkeypatch, run_id, run, options, others):
+def test_what_is_not_stored_is_named_with_its_command(tmp_path, monkeypatch, run_id, name, what, command, others):
     (tmp_path / "07_model_output" / "train_sokoban" / "default").mkdir(parents=True)
     monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", str(tmp_path))
     catalog = show.open_catalog(env="test", run_id=run_id, folder=Path(__file__))
     with pytest.raises(show.NotStoredError) as refused:
-        catalog.load(f"{run}.{'episodes' if run == 'train_sokoban' else 'token_scores'}@pandas")
-    command = f"GEO_SOKOBAN_DATA_ROOT={tmp_path} kedro run --pipelines={run} --env=test{options}"
-    assert str(refused.value) == f"{run}/{run_id} is not stored in {tmp_path}. {command} makes it.{others}"
+        catalog.load(name)
+    command = f"GEO_SOKOBAN_DATA_ROOT={tmp_path} kedro run --pipelines={command}"
+    assert str(refused.value) == f"{what} is not stored in {tmp_path}. {command} makes it.{others}"
 
 
 def test_one_run_is_compared_with_its_first_policy():

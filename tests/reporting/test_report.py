@@ -254,7 +254,8 @@ def test_own_tasks_have_no_columns_of_the_geometry():
 
 
 def test_a_run_without_a_warm_start_names_its_first_policy():
-    page = Page(build_report(make_inputs(warm_start=[], parameters={"train_sokoban": {"warm_start": {"steps": 0}}})))
+    text = json.dumps(make_summary()).replace('"warm_start', '"start')
+    page = Page(build_report(make_inputs(warm_start=[], summary=json.loads(text))))
     assert "warm start" not in page.text.replace("warm_start", "") and "before GRPO, sampled" in page.text
 
 
@@ -444,6 +445,9 @@ def test_what_an_episode_costs():
     costs = dict(run_facts(rows, []))
     assert costs["an episode, rollout and update"] == "0.15 CPU-seconds"
     assert costs["its tokens"] == "100.0, of them 35.0 sampled"
+    assert dict(run_facts([row(2.0, 2468.0, 9.0, 1.0, 1.0)], []))["an episode, rollout and update"] == (
+        "1\u202f234 CPU-seconds"
+    )
     # Rows of an older version have wall time alone; without tokens there is no word about them.
     older = [{k: v for k, v in one.items() if k not in ("perf/cpu_time", "perf/tokens_per_second")} for one in rows]
     costs = dict(run_facts(older, []))

@@ -17,7 +17,7 @@ import torch
 from builders import CONTEXT
 from chromium import Page, open_page
 from geo_sokoban_pipeline.evaluation.metrics import mcnemar
-from geo_sokoban_pipeline.formats import percent
+from geo_sokoban_pipeline.formats import p_value, percent
 from geo_sokoban_pipeline.grpo.loss import policy_loss
 from geo_sokoban_pipeline.reporting.viewer.site import write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import open_run
@@ -660,10 +660,12 @@ def test_tasks_and_when_they_were_first_solved(page: Page, episodes: list[Trajec
 
 
 def test_the_test_is_that_of_the_reports(page: Page) -> None:
-    singles = [[1] * gained + [-1] * lost for gained, lost in ((0, 0), (1, 0), (9, 0), (3, 10), (12, 12), (300, 260))]
+    singles = [[1] * gained + [-1] * lost for gained, lost in ((0, 0), (4, 0), (9, 0), (3, 10), (12, 12), (300, 260))]
     gains = [*singles, [3, -1, 2, 0, 5], [7], [2, -2], [(7 * at) % 11 - 4 for at in range(60)]]
     found = page.run(f"{json.dumps(gains)}.map(mcnemar)")
     assert found == pytest.approx([mcnemar(one) for one in gains], rel=1e-9)
+    # Many p-values are sums of powers of 2: 0.0625 is a tie.
+    assert page.run(f"{json.dumps(found)}.map((p) => `p ${{writeP(p)}}`)") == [p_value(one) for one in found]
 
 
 def test_percentages_are_rounded_as_in_the_reports(page: Page) -> None:

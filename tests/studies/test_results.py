@@ -47,6 +47,8 @@ def test_rows_of_a_run_and_of_an_evaluation_have_the_same_names():
         "final_blank",
         "random",
     ]
+    without = summary(["start", "final"], ("start", "sampled"), ("final", "sampled"))
+    assert [row["player"] for row in evaluation_rows(without, "sokoban")] == ["warm_start", "final"]
     name = "long-seed0@/somewhere/final_policy"
     patient = ("teacher (direct), never gives up", "-")
     other = summary([name], (name, "sampled"), (f"{name}_blank", "sampled"), ("teacher (direct)", "-"), patient)

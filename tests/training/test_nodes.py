@@ -186,9 +186,18 @@ def test_a_rollout_plays_the_iteration_after_a_checkpoint(
     assert [episode.policy_version for episode in played(parts)] == [iteration] * len(before)
 
 
-@pytest.mark.parametrize(("checkpoint", "version"), [("start", 0), (0, 1), ("latest", 3)])
-def test_an_evaluation_plays_the_named_policy(stored: Stored, checkpoint: str | int, version: int) -> None:
-    options = EvaluatePipelineOptions.model_validate({"source": {**RUN, "checkpoint": checkpoint}})
+@pytest.mark.parametrize(
+    ("run", "checkpoint", "version", "name"),
+    [
+        ("train_sokoban", "start", 0, "default@start"),
+        ("train_sokoban", 0, 1, "default@0"),
+        ("control_sokoban", "latest", 3, "control_sokoban/default@latest"),
+    ],
+)
+def test_an_evaluation_plays_the_named_policy(
+    stored: Stored, run: str, checkpoint: str | int, version: int, name: str
+) -> None:
+    options = EvaluatePipelineOptions.model_validate({"source": {**RUN, "run": run, "checkpoint": checkpoint}})
     source = stored.source("policy", "prompts", checkpoint=checkpoint)
     tables = (stored.prompts, stored.evaluation)
     summary, parts = evaluate_stored(*source, *tables, IDENTITY, options, stored.options, SEED)
@@ -196,7 +205,7 @@ def test_an_evaluation_plays_the_named_policy(stored: Stored, checkpoint: str | 
     assert {episode.policy_version for episode in episodes} == {version}
     assert {episode.task_id for episode in episodes} == keys(stored.evaluation)
     assert summary["prompts_hash"] == hash_rows(stored.evaluation.to_dict("records"))
-    assert summary["policies"] == [f"default@{checkpoint}"]
+    assert summary["policies"] == [name]
 
 
 def test_the_final_evaluation_names_each_policy_by_its_own_row(stored: Stored) -> None:
@@ -214,6 +223,14 @@ def test_the_final_evaluation_names_each_policy_by_its_own_row(stored: Stored) -
             part = parts[f"iter={summary['policies'].index(row['policy']):05d}/part-000"]
             own = [e for e in table_to_trajectories(part) if f"/{row['policy']}/{row['mode']}/" in e.trajectory_id]
             assert row["mean_return"] == pytest.approx(np.mean([e.reward for e in own]))
+    few = {"prompts": 1, "greedy": False, "blank_images": False}
+    without = {
+        "warm_start": stored.options.warm_start.model_copy(update={"steps": 0}),
+        "evaluation": stored.options.evaluation.model_copy(update=few),
+    }
+    options = stored.options.model_copy(update=without)
+    summary, _ = evaluate_policies(stored.start, newest, *tables, options, IDENTITY, SEED)
+    assert summary["policies"] == ["start", "final"]
 
 
 # Sampled solve rate by version of the policy, interval of checkpoints → iteration of the best one, what stays stored.

@@ -210,7 +210,11 @@ def _episode_costs(rows: Rows) -> list[tuple[str, str]]:
     sampled = mean(lambda row: row["rollout/response_len/mean"] * row["rollout/episodes"])
     seen = mean(lambda row: row["perf/tokens_per_second"] * row["perf/rollout_time"])
     time, unit = (wall, "seconds") if cpu is None else (cpu, "CPU-seconds")
-    costs = [] if time is None else [("an episode, rollout and update", f"{significant(time, 2)} {unit}")]
+    costs = (
+        []
+        if time is None
+        else [("an episode, rollout and update", f"{significant(time, 2) if time < 10 else count(time)} {unit}")]
+    )
     if sampled is not None and seen is not None:
         costs.append(("its tokens", f"{number(seen, 1)}, of them {number(sampled, 1)} sampled"))
     return costs

@@ -98,13 +98,17 @@ def _load(catalog: DataCatalog, run_id: str, env: str | None, name: str, *argume
         return type(catalog).load(catalog, name, *arguments)
     except DatasetError as error:
         run, root = name.partition(".")[0], type(catalog).load(catalog, "runs").root
-        stored = sorted(path.name for path in root.glob(f"07_model_output/{run}/*") if path.is_dir())
-        if run_id in stored or run in TASKS or "_" not in run:
+        settings = catalog.config_resolver.resolve_pattern(name) or {}
+        path = Path(settings.get("path") or settings.get("filepath") or root)
+        if path.exists() or "_" not in run and run not in TASKS:
             raise
-        others = f" Run ids of {run} that are stored: {', '.join(stored)}." if stored else ""
-        raise NotStoredError(
-            f"{run}/{run_id} is not stored in {root}. {suggest_command(run, run_id, env=env)} makes it.{others}"
-        ) from error
+        if run in TASKS:
+            what, command, found = name, suggest_command(f"data_{run}", env=env), []
+        else:
+            what, command = f"{name} of run id {run_id}", suggest_command(run, run_id, env=env)
+            found = [one.name for one in root.glob(f"07_model_output/{run}/*") if one.is_dir() and one.name != run_id]
+        others = f" Run ids of {run} that are stored: {', '.join(sorted(found))}." if found else ""
+        raise NotStoredError(f"{what} is not stored in {root}. {command} makes it.{others}") from error
 
 
 def first_policy(index: pd.DataFrame) -> pd.DataFrame:

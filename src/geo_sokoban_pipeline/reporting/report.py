@@ -275,7 +275,7 @@ class ReportInputs:
 def build_report(inputs: ReportInputs) -> str:
     """The page, HTML5 as text, to be stored as UTF-8."""
     players, task = PlayerData(), task_or_plain(inputs.task)
-    summary = _name_start(inputs)
+    summary = inputs.summary
     names = [str(name) for name in summary.get("policies") or []]
     pairs = [_credit_pair(pair, inputs, task) for pair in choose_gallery(inputs.held_out, len(names))] if names else []
     first = pairs[0].after if pairs else None
@@ -419,23 +419,6 @@ def _title(inputs: ReportInputs) -> str:
     if known is None or factory is None or factory == known.train_config.model_validate({}).env.factory:
         return inputs.task
     return f"own task {Path(str(factory).split(':')[0]).name}"
-
-
-def _name_start(inputs: ReportInputs) -> dict[str, Any]:
-    """The summary with the first policy renamed if there was no warm start."""
-    steps = inputs.option("warm_start", "steps")
-    if steps != 0:
-        return inputs.summary
-
-    def rename(name: Any) -> Any:
-        return START if name == "warm_start" else name
-
-    return {
-        **inputs.summary,
-        "policies": [rename(name) for name in inputs.summary.get("policies") or []],
-        "checkpoints": {rename(name): one for name, one in (inputs.summary.get("checkpoints") or {}).items()},
-        "rows": [{**row, "policy": rename(row.get("policy"))} for row in inputs.summary.get("rows") or []],
-    }
 
 
 def _credit_pair(pair: PromptPair, inputs: ReportInputs, task: Task) -> PromptPair:

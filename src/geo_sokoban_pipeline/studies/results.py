@@ -137,9 +137,14 @@ def _memory(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 
 def evaluation_rows(summary: Mapping[str, Any], task: str) -> list[dict[str, Any]]:
-    """Rows of an evaluation as counts; the last policy is `final` whatever its run calls it."""
-    last, report = summary["policies"][-1], task_of(task).report
-    names = {last: last if last.startswith("control_") else "final", f"{last}_blank": "final_blank"}
+    """Rows of an evaluation as counts; the policy before GRPO is `warm_start`, the last one `final`, whatever their
+    names are."""
+    first, last, report = summary["policies"][0], summary["policies"][-1], task_of(task).report
+    names = {
+        first: "warm_start",
+        last: last if last.startswith("control_") else "final",
+        f"{last}_blank": "final_blank",
+    }
     return [
         {
             "player": _player(row["policy"], names),

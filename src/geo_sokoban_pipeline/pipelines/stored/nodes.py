@@ -185,7 +185,8 @@ def evaluate_stored(
     check_prompts(trained_on(), source, training, identity["id"])
     prepare_process(settings.threads)
     own = RunStore.is_own(source)
-    name = f"{source.run_id}@{source.checkpoint}" if own else str(source.checkpoint)
+    pipeline = "" if source.run == f"train_{settings.task}" else f"{source.run}/"
+    name = f"{pipeline}{source.run_id}@{source.checkpoint}" if own else str(source.checkpoint)
     if not own and ("/" not in name or name.endswith((BLANK, SHUFFLED, FIRST_SHUFFLED))):
         name += "/"  # a folder, whose name shall not be read as that of a baseline or of an image ablation
     with servers_alone(settings) as (fitting, launcher):

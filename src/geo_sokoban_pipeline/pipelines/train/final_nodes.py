@@ -80,13 +80,14 @@ def evaluate_policies(
     identity: dict[str, Any],
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """Warm-start policy, final policy and baselines on the evaluation prompts."""
+    """Policy before GRPO, final policy and baselines on the evaluation prompts."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
+    from geo_sokoban_pipeline.formats import START
     from geo_sokoban_pipeline.training.ray_group import servers_alone
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
     prepare_process(options.threads)
-    policies = {"warm_start": policy, "final": final_policy}
+    policies = {"warm_start" if options.warm_start.steps else START: policy, "final": final_policy}
     training = read_rows(prompts)
     run, held_out = f"train_{options.task}", read_rows(eval_prompts)
     with servers_alone(options) as (fitting, launcher):

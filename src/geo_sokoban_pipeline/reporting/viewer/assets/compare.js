@@ -158,7 +158,7 @@ function comparison(first, second, tasks) {
   ];
 }
 
-const writeP = (p) => (p === null ? "–" : p < 0.001 ? "< 0.001" : `= ${p.toFixed(3)}`);
+const writeP = (p) => (p === null ? "–" : p < 0.001 ? "< 0.001" : `= ${fixed(p, 3)}`);
 
 function pairRow(task, single) {
   const { row } = task, id = cell("task_id", row), kinds = Object.keys(CLASSES).filter((kind) => task[kind]);

@@ -20,7 +20,7 @@ const ImagesPage = {
     const found = ablations().filter((one) => (!route.args.run || one.run === route.args.run) && (!route.args.mode || one.mode === route.args.mode));
     return m("main.images",
       m("p.lead", "Share of solved prompts when the policy sees its images, and when they are blank (or those of other prompts). The kinds that lose most come first."),
-      found.length ? found.map(ablationView) : m("p.empty", "No evaluation of these runs has blank or shuffled images."));
+      found.length ? found.map(ablationView) : m("p.empty", "No evaluation of these runs has blank or shuffled images by the kind of prompt."));
   },
 };
 
