@@ -33,8 +33,11 @@ LAST = [row("final", "sampled", 0.723, 0.688, 0.757), row("final", "greedy", 0.7
             {"policies": ["warm_start", "final"], "rows": FIRST + LAST},
             "40.9 % → 72.3 % sampled (95 % 68.8–75.7), 73.3 % greedy",
         ),
-        ({"policies": ["final"], "rows": LAST}, "72.3 % sampled (95 % 68.8–75.7), 73.3 % greedy"),
-        ({"policies": ["final"], "rows": LAST[:1]}, "72.3 % sampled (95 % 68.8–75.7)"),
+        ({"policies": ["final"], "rows": LAST}, "72.3 % sampled (95 % 68.8–75.7), 73.3 % greedy, by final"),
+        (
+            {"policies": ["a/b"], "rows": [{**LAST[0], "policy": "a/b"}]},
+            "72.3 % sampled (95 % 68.8–75.7), by a/b",
+        ),
         ({"policies": ["final"], "rows": []}, ""),
         ({}, ""),
     ],
@@ -48,7 +51,7 @@ def test_terminal_and_report_round_alike():
         rate = solved / 640
         summary = {"policies": ["final"], "rows": [row("final", "sampled", rate, rate, rate)]}
         shown = percent(rate).replace("\u202f", " ")
-        assert write_result(summary) == f"{shown} sampled (95 % {shown[:-2]}–{shown[:-2]})"
+        assert write_result(summary) == f"{shown} sampled (95 % {shown[:-2]}–{shown[:-2]}), by final"
 
 
 def test_the_result_of_an_older_checkpoint_is_called_one(tmp_path, caplog):

@@ -195,7 +195,7 @@ def _results(folders: RunFolders, stored: int) -> list[str]:
 def write_result(summary: Mapping[str, Any], stored: int = 0) -> str:
     """`40.9 % → 72.3 % sampled (95 % 68.8–75.7), 73.3 % greedy` of an evaluation summary; empty without an evaluation.
 
-    The first number is that of the policy before GRPO, where the summary has it.
+    The first number is that of the policy before GRPO, where the summary has it; else the policy is named.
 
     Args:
         stored: iterations of the run; 0: not known. An evaluation of an earlier checkpoint is called one.
@@ -213,6 +213,8 @@ def write_result(summary: Mapping[str, Any], stored: int = 0) -> str:
     greedy = rows.get((names[-1], "greedy"))
     if greedy is not None and greedy.get("solve_rate") is not None:
         text += f", {in_percent(greedy['solve_rate'])} % greedy"
+    if len(names) == 1:  # of any run or folder
+        text += f", by {names[0]}"
     stale = find_stale(summary, stored)
     return f"{text}, of {stale}" if stale else text
 
