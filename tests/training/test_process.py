@@ -15,7 +15,13 @@ from contextlib import suppress
 import pytest
 
 import heap
-from geo_sokoban_pipeline.training.runtime import Stopwatch, collector_paused, freeze_survivors, limit_heap
+from geo_sokoban_pipeline.training.runtime import (
+    Stopwatch,
+    collector_paused,
+    freeze_survivors,
+    limit_heap,
+    resident_bytes,
+)
 
 MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
@@ -110,6 +116,26 @@ def test_a_pause_ends_as_it_found_the_collector_even_after_an_error(enabled: boo
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
+
+
+def test_memory_is_that_of_all_descendants() -> None:
+    held = "held = b'x' * 2**26; print(len(held), flush=True); input()"
+    shell = ["sh", "-c", '"$0" -c "$1"; exit 0', sys.executable, held]  # the shell waits: Python is its child
+    before = resident_bytes()
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        assert resident_bytes() - before > 2**26
+        process.communicate(b"\n")
+
+
+def test_an_open_background_loop_does_not_keep_its_process() -> None:
+    code = "from geo_sokoban_pipeline.rollout.background import BackgroundLoop as Loop; Loop('own').call(print)"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
 
 
 def test_a_stopwatch_adds_up_what_ran_also_where_it_ended_with_an_error() -> None:
