@@ -227,7 +227,9 @@ def test_a_study_is_one_line_of_the_readme():
         "- [A long run](docs/learning.md#a-long-run): solve rate **62.5\u202f% (59.4–65.6)** after GRPO, "
         "mean of seeds 0 and 1."
     )
-    assert ": accuracy **87.5\u202f% [84.7–89.8]** after GRPO, seed 0." in render_readme_line(make_answer_results())
+    single, rate = make_answer_results(), ": accuracy **87.5\u202f% [84.7–89.8]** (95 % interval over"
+    assert f"{rate} rows) after GRPO, seed 0." in render_readme_line(single)
+    assert f"{rate} clusters) after GRPO, seed 0." in render_readme_line({**single, "intervals": "clusters"})
 
 
 def test_readme_says_how_long_a_run_takes_that_is_alone():

@@ -146,7 +146,9 @@ def render_readme_line(results: Results) -> str:
     rate, final = task_of(results["task"]).words.rate, _rate(results["seeds"], "final", MODES[0])
     chosen = any(seed["seed"] in results["chosen_on"] for seed in results["seeds"])
     seeds = _describe_seeds(results, describe_choice(results) if chosen else "")
-    return f"- {link}: {rate} **{final}** after GRPO, {seeds}."
+    over = "clusters" if results.get("intervals") == "clusters" else "rows"
+    kind = f" (95 % interval over {over})" if len(results["seeds"]) == 1 else ""
+    return f"- {link}: {rate} **{final}**{kind} after GRPO, {seeds}."
 
 
 def render_readme(results: Results) -> str:
