@@ -1,12 +1,14 @@
 """Mutation testing: how many small faults the tests would notice.
 
-Draws a seeded random sample of all mutants that mutmut's operators make of the modules below, puts each alone into a
-scratch copy of the checkout, and runs the test files that are nearest to its module, without their slow tests. A mutant
-is noticed when a test fails or takes far longer than without it. The checkout itself is never touched. With `--again`,
-the survivors of an earlier result meet the tests that were written since, and with `--slow` the slow ones too.
+The tests run once under coverage, which says which of them execute which line, and how long each takes. Then a seeded
+random sample is drawn of all mutants that mutmut's operators make of the modules below. Each is put alone into a
+scratch copy of the checkout and meets the tests that execute its statement: first those in files with the module's
+name, then the shortest ones, up to a budget of seconds. It is noticed when a test fails or takes far longer than
+without it. The checkout itself is never touched. With `--again`, the survivors of an earlier result meet the tests that
+were written since; with `--slow`, slow tests count, too.
 
     make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/"
-    make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/ --again mutants.json"
+    make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/ --again mutants.json --budget 600"
 
 What no test should notice is left out: texts of errors and of the log, annotations and type aliases, `strict=` of zip.
 """
@@ -22,112 +24,52 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/geo_sokoban_pipeline")
-STEP = ["tests/training/test_reference_step.py", "tests/training/test_options_in_force.py"]
-LOOP = ["tests/training/test_loop_wiring.py", "tests/training/test_options_in_force.py", "tests/training/test_loop.py"]
-FURTHER = ["tests/training/test_seeds.py", "tests/training/test_control.py"]
-# Modules, and the tests of each: the first pattern that fits counts. `{name}` is the module's own name.
-NEAREST: dict[str, list[str]] = {
-    "grpo/loss.py": [
-        "tests/grpo/test_loss.py",
-        "tests/grpo/test_log_probs.py",
-        "tests/training/test_updating.py",
-        *STEP,
-    ],
-    "grpo/scoring.py": ["tests/grpo/test_scoring.py", *STEP],
-    "grpo/*.py": ["tests/grpo/test_{name}.py", "tests/grpo", *STEP],
-    "training/backends/*.py": [
-        "tests/training/test_optimizers.py",
-        "tests/training/test_updating.py",
-        "tests/training/test_worker_group.py",
-        *STEP,
-    ],
-    "training/sft_control.py": ["tests/training/test_control.py"],
-    "training/sft.py": ["tests/training/test_control.py", "tests/training/test_worker_group.py", *STEP, *LOOP],
-    "training/worker*.py": ["tests/training/test_worker_jobs.py", "tests/training/test_worker_group.py"],
-    "distributed/*.py": [
-        "tests/distributed/test_{name}.py",
-        "tests/distributed/test_ranks.py",
-        "tests/training/test_worker_group.py",
-    ],
-    "training/runtime.py": ["tests/training/test_process.py", "tests/training/test_memory.py"],
-    "training/collecting.py": ["tests/training/test_collecting.py", "tests/training/test_partial_rollouts.py", *LOOP],
-    "training/checkpoint.py": [
-        "tests/training/test_checkpoint_history.py",
-        "tests/training/test_final_choice.py",
-        *STEP,
-        *LOOP,
-    ],
-    "training/batch.py": ["tests/grpo/test_scoring.py", *STEP],
-    "training/*.py": ["tests/training/test_{name}.py", *STEP, *LOOP, *FURTHER],
-    "rollout/engines/*.py": [
-        "tests/rollout/engines/test_{name}.py",
-        "tests/rollout/engines",
-        "tests/rollout/test_options_in_force.py",
-        "tests/training/test_partial_rollouts.py",
-    ],
-    "rollout/*.py": [
-        "tests/rollout/test_{name}.py",
-        "tests/rollout",
-        "tests/training/test_partial_rollouts.py",
-        *LOOP,
-    ],
-    "evaluation/audit.py": [
-        "tests/test_audit_files.py",
-        "tests/evaluation/test_token_parity.py",
-        "tests/test_thinning.py",
-        "tests/pipelines/test_audit.py",
-    ],
-    "evaluation/*.py": [
-        "tests/evaluation/test_{name}.py",
-        "tests/evaluation",
-        "tests/training/test_options_in_force.py",
-    ],
-    "envs/metrics.py": ["tests/evaluation"],
-    "envs/*/evaluation.py": ["tests/evaluation"],
-    "rewards/*.py": ["tests/rewards/test_{name}.py", "tests/rewards", "tests/config/test_bounds.py"],
-    "runs/storage.py": ["tests/test_storage_faults.py", "tests/datasets", "tests/training/test_updating.py"],
-    "runs/own_code.py": ["tests/test_own_code.py", "tests/test_fingerprint_inputs.py"],
-    "runs/fingerprint.py": [
-        "tests/test_fingerprint_inputs.py",
-        "tests/preflight/test_fingerprints.py",
-        "tests/pipelines/test_runs.py",
-    ],
-}
-# Whole runs of several processes, killed and continued runs: with `--slow`.
-WHOLE_RUNS = [
-    "tests/training/test_worker_group.py",
-    "tests/training/test_reproducibility.py",
-    "tests/training/test_resume.py",
-    "tests/training/test_run_quality.py",
-]
-# They need SGLang servers.
-LEFT_OUT = ["tests/rollout/engines/sglang"]
+# Modules whose mutants are drawn: what computes results, and what keeps them.
+MODULES = (
+    "grpo/*.py",
+    "training/*.py",
+    "training/backends/*.py",
+    "distributed/*.py",
+    "rollout/*.py",
+    "rollout/engines/*.py",
+    "evaluation/*.py",
+    "envs/metrics.py",
+    "envs/*/evaluation.py",
+    "rewards/*.py",
+    "runs/storage.py",
+    "runs/own_code.py",
+    "runs/fingerprint.py",
+)
+# They need SGLang servers, or look at documents alone.
+LEFT_OUT = ("tests/rollout/engines/sglang", "tests/docs")
 HEAVY = (
     "torch",
     "transformers",
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
     "pandas",
     "pyarrow.parquet",
-    "pytest",
 )
 LOGGERS = {"debug", "info", "warning", "error", "exception"}
 
 
 @dataclass
 class Mutant:
-    """One change of a module, and what became of it: `noticed`, `survived`, or `untested` where no test is near."""
+    """One change of a module, and what became of it: `noticed`, `survived`, or `untested` where no test executes it."""
 
     file: str
     line: int
@@ -139,20 +81,50 @@ class Mutant:
     noticed_by: str = ""
 
 
+@dataclass
+class Coverage:
+    """Which tests execute which line.
+
+    Attributes:
+        seconds: of each test, while it was measured.
+        lines: tests by module and line; what is executed as a module is imported belongs to no test.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    lines: dict[str, dict[int, list[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+
+    def tests_of(self, mutant: Mutant, budget: float) -> tuple[list[str], float]:
+        """Tests that execute the statement of a mutant, those most likely to notice it first, and their seconds.
+
+        Args:
+            budget: seconds that they take together at most, but for the first one.
+        """
+        lines = self.lines.get(mutant.file, {})
+        statement = statement_at((ROOT / PACKAGE / mutant.file).read_text(encoding="utf-8"), mutant.line)
+        found = {test for line in statement for test in lines.get(line, ())}
+        # What is executed at the import is met by every test of the module.
+        found = found or {test for tests in lines.values() for test in tests}
+        name, chosen, total = Path(mutant.file).stem, list[str](), 0.0
+        for test in sorted(found, key=lambda test: (name not in test.partition("::")[0], self.seconds[test], test)):
+            if not chosen or total + self.seconds[test] <= budget:
+                chosen.append(test)
+                total += self.seconds[test]
+        return chosen, total
+
+
 def main() -> int:
-    """Draw, run, report; returns 0 also where mutants survive."""
+    """Measure, draw, run, report; returns 0 also where mutants survive."""
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--count", type=int, default=300, help="mutants in the sample (300)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     parser.add_argument("--only", default="", help="beginning of the modules' paths in the package, such as training/")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that are tested side by side (2)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which a mutant is noticed (600)")
-    parser.add_argument("--unchecked", action="store_true", help="the tests are known to pass without a mutant")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests that a mutant meets at most (60)")
     parser.add_argument("--again", type=Path, help="result of the same sample; its survivors are tested again")
     parser.add_argument("--slow", action="store_true", help="slow tests too")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"), help="where the result is written")
     options = parser.parse_args()
-    modules = [path for path in nearest_modules() if path.startswith(options.only)]
+    modules = [path for path in list_modules() if path.startswith(options.only)]
     sample, population = draw(modules, options.count, options.seed)
     print(f"{len(sample)} of {population} mutants of {len(modules)} modules, seed {options.seed}", flush=True)
     if options.again:
@@ -162,23 +134,20 @@ def main() -> int:
         __import__(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees = [copy_checkout(Path(folder) / str(number)) for number in range(options.jobs)]
-        used = sorted({test for mutant in waiting for test in tests_of(mutant.file)})
-        # Tests that fail without any mutant would notice all of them.
-        print(f"the tests without a mutant: {len(used)} files and folders", flush=True)
-        if not options.unchecked and not pass_without(trees, used):
+        print("the tests without a mutant, under coverage", flush=True)
+        coverage = measure(trees, slow=options.slow)
+        if coverage is None:  # they would notice all mutants
             print("Tests fail without a mutant; mend them first.", file=sys.stderr)
             return 1
-        run_all(waiting, trees, options.timeout, slow=options.slow)
+        run_all(waiting, trees, coverage, options.budget)
     report(sample, population, options)
     return 0
 
 
-def nearest_modules() -> list[str]:
-    """Paths of all modules with a pattern, relative to the package."""
+def list_modules() -> list[str]:
+    """Paths of all modules whose mutants are drawn, relative to the package."""
     paths = sorted(path.relative_to(ROOT / PACKAGE).as_posix() for path in (ROOT / PACKAGE).rglob("*.py"))
-    return [
-        path for path in paths if any(fits(path, pattern) for pattern in NEAREST) and not path.endswith("__init__.py")
-    ]
+    return [path for path in paths if any(fits(path, one) for one in MODULES) and not path.endswith("__init__.py")]
 
 
 def fits(path: str, pattern: str) -> bool:
@@ -186,11 +155,17 @@ def fits(path: str, pattern: str) -> bool:
     return path.count("/") == pattern.count("/") and fnmatch.fnmatch(path, pattern)
 
 
-def tests_of(module: str) -> list[str]:
-    """Test files and folders of a module that exist, nearest first."""
-    patterns = next(tests for pattern, tests in NEAREST.items() if fits(module, pattern))
-    named = [test.format(name=Path(module).stem) for test in patterns]
-    return [test for test in dict.fromkeys(named) if (ROOT / test).exists()]
+def statement_at(source: str, line: int) -> range:
+    """Lines of the innermost statement that holds a line; of one with a body, those before the body."""
+    found = range(line, line + 1)
+    least = len(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            end = max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
+            if node.lineno <= line <= end and end - node.lineno < least:
+                found, least = range(node.lineno, end + 1), end - node.lineno
+    return found
 
 
 def draw(modules: Sequence[str], count: int, seed: int) -> tuple[list[Mutant], int]:
@@ -284,8 +259,41 @@ def copy_checkout(tree: Path) -> Path:
     return tree
 
 
-def start(tree: Path, tests: Sequence[str], *, slow: bool = False) -> int:
-    """Run tests in a child of this process, which has imported what is heavy; returns the child's id."""
+class Recorder:
+    """Plugin of pytest: notes which lines of the package each test executes, and its seconds."""
+
+    def __init__(self, tree: Path) -> None:
+        import coverage
+
+        settings = tree / "coverage.ini"
+        settings.write_text(
+            f"[run]\nsource={tree / PACKAGE}\ndata_file={tree / '.lines'}\nparallel=true\n"
+            "concurrency=thread\npatch=\n fork\n _exit\n"
+        )
+        self._times = tree / "times.json"
+        self._seconds: dict[str, float] = {}
+        self._coverage = coverage.Coverage(config_file=str(settings))
+        self._coverage.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Count a test, its fixtures included."""
+        self._coverage.switch_context(item.nodeid)
+        began = time.perf_counter()
+        outcome = yield
+        self._seconds[item.nodeid] = time.perf_counter() - began
+        self._coverage.switch_context("")
+        return outcome
+
+    def pytest_unconfigure(self) -> None:
+        """Write what was noted."""
+        self._coverage.stop()
+        self._coverage.save()
+        self._times.write_text(json.dumps(self._seconds))
+
+
+def start(tree: Path, words: Sequence[str], *, recorded: bool = False) -> int:
+    """Run pytest in a child of this process, which has imported what is heavy; returns the child's id."""
     if child := os.fork():
         return child
     status = 70
@@ -305,11 +313,8 @@ def start(tree: Path, tests: Sequence[str], *, slow: bool = False) -> int:
         }
         sys.dont_write_bytecode = True
         sys.path[:0] = [str(tree / "src")]
-        import pytest
-
-        ignored = [f"--ignore={name}" for name in LEFT_OUT]
-        chosen = [] if slow else ["-m", "not slow"]
-        status = int(pytest.main(["-q", "-x", *chosen, "--tb=line", "-p", "no:xdist", *ignored, *tests]))
+        plugins = [Recorder(tree)] if recorded else []
+        status = int(pytest.main(["-q", "--tb=line", "-p", "no:xdist", *words], plugins))
         package = sys.modules.get("geo_sokoban_pipeline")
         if package is not None and not str(package.__file__).startswith(str(tree)):
             status = 71
@@ -317,75 +322,102 @@ def start(tree: Path, tests: Sequence[str], *, slow: bool = False) -> int:
         os._exit(status)
 
 
-def pass_without(trees: Sequence[Path], tests: Sequence[str]) -> bool:
-    """Whether all tests pass in unchanged trees, divided among these."""
-    tests = [test for test in tests if not any(test.startswith(f"{folder}/") for folder in tests)]
-    children = {start(tree, part): tree for number, tree in enumerate(trees) if (part := tests[number :: len(trees)])}
-    passed = True
+def measure(trees: Sequence[Path], *, slow: bool) -> Coverage | None:
+    """Run the tests in unchanged trees, divided among these; None: some fail."""
+    from coverage import Coverage as Files
+
+    files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
+    files = [file for file in files if not file.startswith(LEFT_OUT)]
+    chosen = [] if slow else ["-m", "not slow"]
+    children = {
+        start(tree, [*chosen, *files[number :: len(trees)]], recorded=True): tree for number, tree in enumerate(trees)
+    }
+    passed, found = True, Coverage()
     for child, tree in children.items():
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
             print((tree / "pytest.log").read_text(encoding="utf-8", errors="replace")[-4000:], file=sys.stderr)
             passed = False
-    return passed
+            continue
+        found.seconds |= json.loads((tree / "times.json").read_text())
+        parts = Files(data_file=str(tree / ".lines"), config_file=False)
+        parts.combine([str(tree)])
+        data = parts.get_data()
+        for path in data.measured_files():
+            module = Path(path).relative_to(tree / PACKAGE).as_posix()
+            for line, tests in data.contexts_by_lineno(path).items():
+                found.lines[module][line] += [test for test in tests if test in found.seconds]
+    return found if passed else None
 
 
-def run_all(sample: Sequence[Mutant], trees: Sequence[Path], timeout: float, *, slow: bool = False) -> None:
+def run_all(sample: Sequence[Mutant], trees: Sequence[Path], coverage: Coverage, budget: float) -> None:
     """Test all mutants, one in each tree at a time."""
-    running: dict[int, tuple[Mutant, Path, str, float]] = {}
+    running: dict[int, tuple[Mutant, Path, float, float]] = {}
     try:
-        _run_all(sample, trees, timeout, running, slow)
+        _run_all(sample, trees, coverage, budget, running)
     finally:
         for child in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
+            kill_session(child)
 
 
 def _run_all(
     sample: Sequence[Mutant],
     trees: Sequence[Path],
-    timeout: float,
-    running: dict[int, tuple[Mutant, Path, str, float]],
-    slow: bool,
+    coverage: Coverage,
+    budget: float,
+    running: dict[int, tuple[Mutant, Path, float, float]],
 ) -> None:
     waiting, free = list(sample), list(trees)
-    done = 0
     while waiting or running:
         while waiting and free:
-            mutant, tree = waiting.pop(0), free.pop()
-            file = tree / PACKAGE / mutant.file
-            original = file.read_text(encoding="utf-8")
-            file.write_text(mutant.code, encoding="utf-8")
-            mutant.tests = [*tests_of(mutant.file), *(WHOLE_RUNS if slow else [])]
-            running[start(tree, mutant.tests, slow=slow)] = (mutant, tree, original, time.monotonic())
+            mutant = waiting.pop(0)
+            mutant.tests, seconds = coverage.tests_of(mutant, budget)
+            if not mutant.tests:
+                mutant.outcome = "untested"
+                continue
+            tree = free.pop()
+            (tree / PACKAGE / mutant.file).write_text(mutant.code, encoding="utf-8")
+            running[start(tree, ["-x", *mutant.tests])] = (mutant, tree, time.monotonic(), 60 + 3 * seconds)
         for child in list(running):
-            mutant, tree, original, began = running[child]
+            mutant, tree, began, limit = running[child]
             mutant.seconds = round(time.monotonic() - began, 1)
             ended, status = os.waitpid(child, os.WNOHANG)
+            if not ended and mutant.seconds <= limit:
+                continue
+            kill_session(child)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 if code == 71:
                     raise RuntimeError(f"the tests in {tree} imported the package from elsewhere")
                 mutant.outcome = {0: "survived", 5: "untested"}.get(code, "noticed")
                 log = (tree / "pytest.log").read_text(encoding="utf-8", errors="replace").splitlines()
-                mutant.noticed_by = next((row for row in log if row.startswith(("FAILED ", "ERROR "))), "")[:300]
-            elif mutant.seconds > timeout:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                mutant.outcome, mutant.noticed_by = "noticed", f"more than {timeout} seconds"
+                failed = (row for row in log if row.startswith(("FAILED ", "ERROR ")))
+                mutant.noticed_by = next(failed, "" if code == 0 else f"exit code {code}")[:300]
             else:
-                continue
+                os.waitpid(child, 0)
+                mutant.outcome, mutant.noticed_by = "noticed", f"more than {limit:.0f} seconds"
             del running[child]
-            (tree / PACKAGE / mutant.file).write_text(original, encoding="utf-8")
+            shutil.copy2(ROOT / PACKAGE / mutant.file, tree / PACKAGE / mutant.file)
             free.append(tree)
-            done += 1
             print(
-                f"{done:4}/{len(sample)} {mutant.outcome} {mutant.seconds:.0f} s {mutant.file}:{mutant.line}",
+                f"{sum(bool(one.outcome) for one in sample):4}/{len(sample)} {mutant.outcome} {mutant.seconds:.0f} s "
+                f"({len(mutant.tests)} tests) {mutant.file}:{mutant.line} {mutant.noticed_by[:100]}",
                 flush=True,
             )
             if mutant.outcome != "noticed":
                 print(*mutant.diff[1:], sep="\n", flush=True)
         time.sleep(0.05)
+
+
+def kill_session(leader: int) -> None:
+    """Kill a child and all that it has started: a fault may leave processes that wait for ever."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(leader).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == leader:
+                process.kill()
 
 
 def report(sample: Sequence[Mutant], population: int, options: Any) -> None:

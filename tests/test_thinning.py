@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from builders import CONTEXT, make_trajectories
-from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, RetentionOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.datasets.trajectories import TrajectoriesDataset
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
@@ -21,6 +21,7 @@ from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, Rewind, Thin
 from geo_sokoban_pipeline.tasks import task_or_plain
+from geo_sokoban_pipeline.training.grpo_loop import thin
 from geo_sokoban_pipeline.trajectories.index import index_folder, measure_tokens, read_index
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
@@ -137,6 +138,33 @@ def test_the_audit_checks_the_scores_of_whole_groups_alone(
     thinned = 0 if tokens and episodes == 1 else 8 // episodes
     noted = sound["contract"].notes
     assert [note.partition(" thinned")[0] for note in noted] == [f"{thinned} episodes are"] * bool(thinned)
+
+
+def test_the_audit_finds_an_episode_in_two_parts_and_an_open_response(tmp_path: Path, tiny_policy: Policy) -> None:
+    rules = RunRules(
+        SOKOBAN, EnvOptions(), RewardOptions(), RolloutOptions(function="own.rollout"), GrpoOptions(), {}, {}
+    )
+    table = trajectories_to_table(make_trajectories(4, turns=1, iteration=3), CONTEXT)
+    parts = {f"iter=00003/part-00{number}": lambda: table for number in range(2)}
+    checks = {
+        check.check: check
+        for check in audit_entries([AuditedEntry("x", parts, None, trained=False)], tiny_policy, rules)
+    }
+    assert len(checks["contract"].findings) == 4
+    assert len(checks["response ends"].findings) == 8
+
+
+@pytest.mark.parametrize(
+    ("newest", "first", "committed", "thinned"),
+    [(2, 0, 1, None), (2, 0, 2, (0, 0)), (2, 1, 2, None), (2, 1, 3, (1, 1)), (1, -3, 4, (0, 3)), (1, 5, 9, (5, 8))],
+)
+def test_iterations_that_a_commit_thins(
+    newest: int, first: int, committed: int, thinned: tuple[int, int] | None
+) -> None:
+    kept = RetentionOptions(newest=newest, tokens=False, episodes=2, images="run")
+    wanted = [] if thinned is None else [(Thin(*thinned, False, 2, "run"), {}, {}, {})]
+    assert list(thin(kept, first, committed)) == wanted
+    assert list(thin(RetentionOptions(newest=newest), first, committed)) == []
 
 
 def test_images_are_kept_once_per_run_and_read_as_before(tmp_path: Path) -> None:
