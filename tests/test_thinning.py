@@ -16,7 +16,13 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, RetentionOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.datasets.trajectories import TrajectoriesDataset
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
-from geo_sokoban_pipeline.evaluation.audit import AuditCheck, AuditedEntry, RunRules, audit_entries
+from geo_sokoban_pipeline.evaluation.audit import (
+    AuditCheck,
+    AuditedEntry,
+    RunRules,
+    audit_edits,
+    audit_entries,
+)
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, Rewind, Thin
@@ -152,6 +158,24 @@ def test_the_audit_finds_an_episode_in_two_parts_and_an_open_response(tmp_path: 
     }
     assert len(checks["contract"].findings) == 4
     assert len(checks["response ends"].findings) == 8
+
+
+def test_edits_are_found_and_each_file_that_breaks_the_contract(tmp_path: Path) -> None:
+    outputs = tmp_path / "run" / "default"
+    store(outputs)
+    edited, torn = outputs / NAME.format(1), outputs / NAME.format(2)
+    table = read_trajectories(edited)
+    place = table.schema.get_field_index("reward")
+    nothing = pa.nulls(len(table), table.schema.field(place).type)
+    pq.write_table(table.set_column(place, table.schema.field(place), nothing), edited)
+    torn.write_bytes(torn.read_bytes()[:-9])
+    checks = {check.check: check for check in audit_edits(outputs, contract=True) if check.checked}
+    assert {name: check.checked for name, check in checks.items()} == {"edits": 3, "contract": 3}
+    assert "reward is None" in checks["edits"].findings[0]
+    assert [text.partition(":")[0] for text in checks["contract"].findings] == [
+        "iter=00001/part-000",
+        "iter=00002/part-000",
+    ]
 
 
 @pytest.mark.parametrize(
