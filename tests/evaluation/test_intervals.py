@@ -90,6 +90,12 @@ def test_unequal_copies_and_none():
     assert count_solved([], [])["clusters"] == 0 and cluster_interval([], []) == (0.0, 1.0)
 
 
+def test_resamples_without_spread_are_in_the_middle():
+    """One in eight resamples holds halves alone: its share is the true one, and its error none."""
+    low, high = cluster_interval([*[2] * 22, 0, 4], [4] * 24)
+    assert low + high == pytest.approx(1.0, abs=1e-3) and 0.4 < low < 0.5
+
+
 @pytest.mark.parametrize(
     ("successes", "sizes"), [([199, 0], [200, 1]), ([1, 0], [1, 200]), ([0, 1], [400, 1]), ([639, 0, 0], [640, 1, 1])]
 )
