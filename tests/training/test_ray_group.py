@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.training import rollout_workers, sft, worker_group
-from geo_sokoban_pipeline.training.ray_group import sizes
+from geo_sokoban_pipeline.training.ray_group import OwnCode, sizes
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from task_options import TrainOptions
 
@@ -45,6 +45,23 @@ def test_fewer_ranks_come_in_whole_units_with_servers_for_their_gpus(
     options = {**options, "rollout": values["rollout"] | options.get("rollout", {})}
     made = TrainOptions.model_validate(values | {"placement": "ray", "threads": 1} | options)
     assert [(one.processes, one.rollout.server.count) for one in sizes(made)] == found
+
+
+def test_own_files_have_names_of_their_own_in_the_ranks(train_options: TrainOptions, tmp_path: Path) -> None:
+    given = {"env": "factory", "reward": "function", "rollout": "function"}
+    changes = {}
+    for section, name in given.items():
+        (tmp_path / section).mkdir()
+        (tmp_path / section / "own.py").write_text(f"# {section}")
+        spec = f"{tmp_path / section / 'own.py'}:make"
+        changes[section] = getattr(train_options, section).model_copy(update={name: spec})
+    options = train_options.model_copy(update=changes)
+    code = OwnCode.of(options)
+    there = code.renamed(options)
+    for section, name in given.items():
+        path, _, attribute = getattr(getattr(there, section), name).partition(":")
+        assert (code.files[path].decode(), attribute) == (f"# {section}", "make")
+    assert (OwnCode.of(train_options).files, OwnCode.of(train_options).renamed(train_options)) == ({}, train_options)
 
 
 class InPlaceOfServers(TransformersEngine):
