@@ -194,7 +194,7 @@ def _call_own(
 
 
 def check_episodes(name: str, requests: Sequence[EpisodeRequest], given: Any) -> list[Trajectory]:
-    """What a user's rollout function returned, after a check.
+    """Check the result of a user's rollout function, and return it.
 
     Args:
         name: the value of `rollout.function`.

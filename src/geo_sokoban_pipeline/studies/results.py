@@ -137,8 +137,7 @@ def _memory(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 
 def evaluation_rows(summary: Mapping[str, Any], task: str) -> list[dict[str, Any]]:
-    """Rows of an evaluation as counts; the policy before GRPO is `warm_start`, the last one `final`, whatever their
-    names are."""
+    """Rows of an evaluation as counts, where `warm_start` is the policy before GRPO, and `final` the last one."""
     first, last, report = summary["policies"][0], summary["policies"][-1], task_of(task).report
     names = {
         first: "warm_start",
