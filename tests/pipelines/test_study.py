@@ -75,7 +75,7 @@ def test_docs_are_written_between_their_markers(study):
     assert "| **after GRPO, sampled** |" in section(page, "long")
     assert section(page, "default") == section((ROOT / "docs" / "learning.md").read_text(), "default")
     line = (docs.parent / "README.md").read_text().partition("<!-- readme:long:begin -->")[2]
-    assert "** after GRPO, seed 0, with which the recipe was also chosen." in line
+    assert "** (95 % interval over clusters) after GRPO, seed 0, with which the recipe was also chosen." in line
     assert (docs / "results" / "long.json").is_file() and (docs / "img" / "learning_long.svg").is_file()
 
 
