@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from PIL import Image, ImageOps
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.evaluation.regrading import regrade_episodes
 from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
+from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, assistant_turns, score_groups
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import RolloutSettings
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from rollout.scripted import PROMPT, CharacterPolicy, Response, TalkEnv, make_settings, play_scripted
-from task_options import EnvOptions, RewardOptions
+from task_options import EnvOptions, RewardOptions, TrainOptions
 
 TASK = task_or_plain("talk")
 STOP = ("abcd", "stop")
@@ -34,6 +40,28 @@ def test_an_episode_comes_out_again_however_its_last_response_ended(turns: int, 
     assert len(assistant_turns(episode)) == turns and episode.finish_reason == last[1]
     rows = prompts_by_key([{"id": "r0", "prompt": PROMPT}], TASK)
     assert replayer(settings).differences([episode], rows) == []
+
+
+def test_pictures_are_compared_by_their_pixels(
+    tiny_policy: Policy, train_options: TrainOptions, sokoban_rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    """Not by their bytes: another version of the library may compress or store them otherwise."""
+    (row,) = sokoban_rows(1, max_solution=3)
+    limits = train_options.rollout.model_copy(update={"max_turns": 2})
+    options = train_options.model_copy(update={"rollout": limits})
+    engine = build_engine(tiny_policy, limits)
+    sampling = {"sampling": limits.sampling, "samples": 1, "iteration": 0}
+    (episode,) = rollout_prompts("final", 0, options, [row], tiny_policy, engine, **sampling)
+    again = Replayer(tiny_policy, options.env, options.reward, limits, task_or_plain("sokoban"))
+    rows = prompts_by_key([row], task_or_plain("sokoban"))
+
+    def changed(change: Callable[[Image.Image], Image.Image]) -> list[Any]:
+        first = io.BytesIO()
+        change(Image.open(io.BytesIO(episode.images[0]))).save(first, "PNG")
+        return list(again.differences([replace(episode, images=[first.getvalue(), *episode.images[1:]])], rows))
+
+    assert changed(lambda image: image.convert("P", palette=Image.Palette.ADAPTIVE)) == []
+    assert len(changed(ImageOps.invert)) == 1
 
 
 class WorthEnv(TalkEnv):

@@ -14,7 +14,13 @@ NUMBERS = st.floats(-10, 10, allow_nan=False)
 
 @pytest.mark.parametrize(
     ("values", "gamma", "expected"),
-    [([1, 2, 4], 1.0, [7, 6, 4]), ([1, 2, 4], 0.5, [3, 4, 4]), ([1, 2, 4], 0.0, [1, 2, 4]), ([], 0.9, [])],
+    [
+        ([1, 2, 4], 1.0, [7, 6, 4]),
+        ([1, 2, 4], 0.5, [3, 4, 4]),
+        ([1, 1, 1], 0.5, [1.75, 1.5, 1]),
+        ([1, 2, 4], 0.0, [1, 2, 4]),
+        ([], 0.9, []),
+    ],
 )
 def test_returns(values, gamma, expected):
     np.testing.assert_allclose(returns(values, gamma), expected)

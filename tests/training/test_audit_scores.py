@@ -51,6 +51,17 @@ def test_the_worst_token_is_shown_between_its_neighbours(setup: Setup, place: in
     assert audit(setup, episodes, policies, log_prob_tolerance=6.0)["log-probs"].findings == ()
 
 
+def test_a_token_is_scored_by_the_weights_that_sampled_it_alone(setup: Setup) -> None:
+    episode, policies = setup.episodes[1], {0: setup.folder.path}
+    sampled = np.flatnonzero(episode.loss_mask)
+    later = int(sampled[len(sampled) // 2])
+    log_probs = episode.rollout_log_probs.copy()
+    log_probs[later:] -= 5.0  # as other weights, which are not kept, may have sampled them
+    mixed = replace(episode, rollout_log_probs=log_probs, weight_spans=[(0, 0, later), (1, later, len(log_probs))])
+    log_probs_of_0 = audit(setup, [mixed], policies)["log-probs"]
+    assert (log_probs_of_0.checked, log_probs_of_0.findings) == (1, ())
+
+
 def test_log_probs_of_other_weights_are_found_and_the_weights_named(setup: Setup, tmp_path: Path) -> None:
     save_policy(setup.trained, tmp_path)
     policies = {0: setup.folder.path, 1: tmp_path}
