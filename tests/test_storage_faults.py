@@ -23,7 +23,7 @@ from kedro.io import DatasetError
 
 from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.datasets import CheckpointsDataset, TrajectoriesDataset
-from geo_sokoban_pipeline.datasets.resume import read_resume_state
+from geo_sokoban_pipeline.datasets.iterations import read_resume_state
 from geo_sokoban_pipeline.runs import storage
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.policy_folder import open_policy, write_policy

@@ -24,7 +24,7 @@ def writer(text: str, keep: list[int] | None = None) -> NewCheckpoint:
     return NewCheckpoint(write, keep)
 
 
-RESUME = "geo_sokoban_pipeline.datasets.resume.read_resume_state"
+RESUME = "geo_sokoban_pipeline.datasets.iterations.read_resume_state"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.grpo.loss import GrpoObjective, StepSize
 from geo_sokoban_pipeline.policies.patches import EncodedImage, build_image_processor
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
-from geo_sokoban_pipeline.preflight.activations import language_bytes, logit_bytes, vision_bytes
+from geo_sokoban_pipeline.preflight.memory import language_bytes, logit_bytes, vision_bytes
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.batch import TrainSample
 from task_options import PolicyOptions, TinyPolicyOptions

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 from safetensors.torch import load_file
 
-from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
-from geo_sokoban_pipeline.datasets.resume import read_resume_state
+from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, WeightSource
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine

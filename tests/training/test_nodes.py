@@ -32,7 +32,7 @@ from geo_sokoban_pipeline.datasets import (
     SourceDataset,
     TrajectoriesDataset,
 )
-from geo_sokoban_pipeline.datasets.resume import read_resume_state
+from geo_sokoban_pipeline.datasets.iterations import read_resume_state
 from geo_sokoban_pipeline.grpo import loss
 from geo_sokoban_pipeline.pipelines.stored.nodes import collect_trajectories, evaluate_stored, update_on_stored
 from geo_sokoban_pipeline.pipelines.train.final_nodes import evaluate_policies, select_policy

@@ -23,8 +23,7 @@ import pytest
 from safetensors.torch import load_file
 
 from forked import start_fork
-from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
-from geo_sokoban_pipeline.datasets.resume import read_resume_state
+from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
 from geo_sokoban_pipeline.distributed.links import LocalLink
 from geo_sokoban_pipeline.distributed.messages import DeadRankError, RankError
 from geo_sokoban_pipeline.distributed.ray_placement import RayLink, connected

@@ -8,7 +8,7 @@ import pytest
 
 from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
-from geo_sokoban_pipeline.training.signal_watch import SignalWatch
+from geo_sokoban_pipeline.training.grpo_loop import SignalWatch
 
 
 def metrics(trained: float, solved: int = 0, unsolved: int = 0, rate: float = 1.0) -> dict[str, float | None]:

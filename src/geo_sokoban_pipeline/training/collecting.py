@@ -4,7 +4,8 @@ Prompts, seeds and ids follow from run seed, iteration and group number alone, s
 
 Dynamic sampling draws groups until `grpo.groups` of them carry a signal, at most `grpo.max_refill` times as many.
 Over-sampling starts more groups than needed and aborts the rest once enough are complete. Partial rollouts continue the
-aborted groups in the next iteration.
+aborted groups in the next iteration. With `loop.max_staleness` 1, iteration k + 1 is collected while k is trained;
+iteration k is then always rolled out with version k - 1 of the weights (the first two with version 0).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from geo_sokoban_pipeline.evaluation.metrics import response_metrics
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import EngineControl, FinishReason, Result
+from geo_sokoban_pipeline.rollout.engines.base import EngineControl, FinishReason, Result, WeightSource
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
@@ -288,3 +291,83 @@ def describe_rollout(
 
 def _mean(values: Sequence[float] | np.ndarray) -> float | None:
     return float(np.mean(values)) if len(values) else None
+
+
+@dataclass
+class Collected:
+    """An iteration's scored episodes.
+
+    Attributes:
+        trajectories: groups in order, dropped ones included.
+        metrics: `rollout/…`, `perf/…`.
+        sampler: state of the sampler after it.
+    """
+
+    trajectories: list[Trajectory]
+    metrics: dict[str, float | None]
+    sampler: dict[str, Any]
+
+
+class AheadCollector:
+    """Collects iteration k + 1 in a thread, with the weights that iteration k began with, while k is trained.
+
+    Weights come from committed checkpoints, so a continued run collects an iteration in flight again with the same
+    ones, and a server that comes back gets them however far the training is.
+
+    Args:
+        sampler: advanced by the collector alone.
+        folder_of: folder of the policy of a version.
+        pool: of one thread; it outlives the engine, whose end stops what is in flight.
+    """
+
+    def __init__(
+        self, collector: Collector, sampler: PromptSampler, folder_of: Callable[[int], Path], pool: Executor
+    ) -> None:
+        self._collector, self._sampler = collector, sampler
+        self._folder_of, self._pool = folder_of, pool
+        self._pending: Future[Collected] | None = None
+        self._loaded: int | None = None  # version of the engine's weights
+
+    @staticmethod
+    def version_of(iteration: int) -> int:
+        """Version of the weights that roll out an iteration: the one that the iteration before it began with."""
+        return max(iteration - 1, 0)
+
+    def take(self, iteration: int, *, is_last: bool) -> Collected:
+        """Wait for an iteration; the next one begins at once, unless this is the last."""
+        began = time.perf_counter()
+        if self._pending is None:  # of a loop that begins or continues
+            self._begin(iteration)
+        assert self._pending is not None
+        found, self._pending = self._pending.result(), None
+        waited = time.perf_counter() - began
+        seconds = max(found.metrics["perf/rollout_time"] or 0.0, 1e-9)
+        found.metrics |= {
+            "perf/wait_time": waited,
+            "perf/overlap": max(0.0, 1.0 - waited / seconds),
+            "rollout/staleness": float(iteration - self.version_of(iteration)),
+        }
+        if not is_last:
+            self._begin(iteration + 1)
+        return found
+
+    def wait(self) -> None:
+        """Return when nothing is in flight; the engine may then get other weights until `take`.
+
+        Raises:
+            Exception: of a rollout that failed.
+        """
+        if self._pending is not None:
+            self._pending.result()
+        self._loaded = None
+
+    def _begin(self, iteration: int) -> None:
+        version = self.version_of(iteration)
+        if self._loaded != version:
+            self._collector.engine.update_weights(WeightSource.of_folder(self._folder_of(version)), version)
+            self._loaded = version
+        self._pending = self._pool.submit(self._collect, iteration)
+
+    def _collect(self, iteration: int) -> Collected:
+        trajectories, metrics = self._collector.collect(iteration, self._sampler)
+        return Collected(trajectories, metrics, self._sampler.state())

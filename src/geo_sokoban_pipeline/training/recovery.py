@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
-from geo_sokoban_pipeline.datasets.resume import read_resume_state
+from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
 from geo_sokoban_pipeline.distributed.messages import DeadRankError, RankError
 from geo_sokoban_pipeline.runs.storage import Filled
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter

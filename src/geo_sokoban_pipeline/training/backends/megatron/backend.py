@@ -37,8 +37,7 @@ from geo_sokoban_pipeline.training.backends.megatron.limits import check_limits
 from geo_sokoban_pipeline.training.backends.megatron.pieces import Weight, WeightTable
 from geo_sokoban_pipeline.training.backends.megatron.scores import score_split_states
 from geo_sokoban_pipeline.training.backends.optim import Muon, Optimizers, deal, orthogonalise
-from geo_sokoban_pipeline.training.backends.rank_state import OPTIMIZER
-from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
+from geo_sokoban_pipeline.training.backends.torch import OPTIMIZER, GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.runtime import PART_THRESHOLD
 
