@@ -30,7 +30,7 @@ from geo_sokoban_pipeline.grpo.scoring import score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.training.runtime import prepare_process

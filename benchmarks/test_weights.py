@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
 from servers import launch_options, need_environment

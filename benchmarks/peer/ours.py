@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.datasets import TrajectoriesDataset
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import update_policy

@@ -28,7 +28,7 @@ from geo_sokoban_pipeline.rollout.engines.base import Result as EngineResult
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 

@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.distributed.launch import Ranks
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
-from geo_sokoban_pipeline.training.worker import Blueprint, Worker
+from geo_sokoban_pipeline.training.worker import Worker, WorkerSpec
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from task_options import TrainOptions
 
@@ -59,7 +59,7 @@ class FourRanks:
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
         self._options = options.model_copy(update={"processes": 4, "threads": 1})
-        self._ranks = Ranks([Blueprint.of(policy, self._options)] * 3)
+        self._ranks = Ranks([WorkerSpec.of(policy, self._options)] * 3)
 
     @contextmanager
     def group(self, policy: Policy, layout: str, chosen: PolicyOptions | None = None) -> Iterator[WorkerGroup | None]:
@@ -77,7 +77,7 @@ class FourRanks:
         if options.processes == 1:
             yield None
             return
-        self._ranks.run(lambda: None, [TakeOver(Blueprint.of(policy, options))] * 3)
+        self._ranks.run(lambda: None, [TakeOver(WorkerSpec.of(policy, options))] * 3)
         workers = WorkerGroup(policy, options, self._ranks)
         try:
             yield workers
@@ -97,13 +97,13 @@ class FourRanks:
 class TakeOver:
     """Leave the group, and take over another policy."""
 
-    blueprint: Blueprint
+    spec: WorkerSpec
 
     def __call__(self, worker: Worker) -> None:
         if worker.group is not None:
             worker.group.close()
         vars(worker).clear()
-        vars(worker).update(vars(Worker(self.blueprint.build_policy(), self.blueprint.options)))
+        vars(worker).update(vars(Worker(self.spec.build_policy(), self.spec.options)))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_tensors
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import cut_buckets
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.worker import Worker

@@ -14,7 +14,7 @@ from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.sft import run_sft, sft_optimizer

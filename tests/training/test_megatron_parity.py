@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, entropy
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.megatron.language import VocabularyHead
 from geo_sokoban_pipeline.training.backends.megatron.scores import score_split_states
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend

@@ -14,8 +14,8 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective
 from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters, load_empty, save_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from training.four_ranks import LAYOUTS, FourRanks, megatron_of

@@ -21,8 +21,8 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.storage import write_folder
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate, update_policy

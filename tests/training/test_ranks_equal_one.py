@@ -18,9 +18,8 @@ from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
+from geo_sokoban_pipeline.training.backend import RankedBackend, build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.factory import build_backend
-from geo_sokoban_pipeline.training.backends.ranks import RankedBackend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.sharding import StepCost, shard_samples

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.runs.storage import read_json
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from policies.test_model_list import build_model, build_samples, published_shapes
 from training.four_ranks import FourRanks
 from training.setup import copied

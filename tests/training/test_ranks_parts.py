@@ -19,8 +19,8 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, sa
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
 from geo_sokoban_pipeline.training.backends import ranks
-from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample
 from policies.mixtures import build_mixture
 from training.four_ranks import FourRanks

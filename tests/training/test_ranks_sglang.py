@@ -19,8 +19,8 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from rollout.engines.sglang.material import TOLERANCE, ask, request_with
 from servers import all_gone, attached, launch_options, strays, tree

@@ -17,8 +17,8 @@ from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
 from geo_sokoban_pipeline.runs.storage import read_json, read_manifest, write_folder
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from policies.mixtures import build_mixture

@@ -14,9 +14,8 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.training.backend import RankedBackend, build_backend
 from geo_sokoban_pipeline.training.backends import optim
-from geo_sokoban_pipeline.training.backends.factory import build_backend
-from geo_sokoban_pipeline.training.backends.ranks import RankedBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from task_options import TinyPolicyOptions
 from training.four_ranks import FourRanks

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.envs.images import ImagePart, encode_png
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.tasks import task_of
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import build_sample
 from geo_sokoban_pipeline.training.token_scoring import ScoringRequest, map_occlusion, score_tokens
 from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES

@@ -15,10 +15,10 @@ from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
-from geo_sokoban_pipeline.training.backends import ranks
+from geo_sokoban_pipeline.training.backend import build_scorer
+from geo_sokoban_pipeline.training.backends import rank
 from geo_sokoban_pipeline.training.backends.base import DivergedError
-from geo_sokoban_pipeline.training.backends.factory import build_scorer
-from geo_sokoban_pipeline.training.backends.ranks import BuildScorer
+from geo_sokoban_pipeline.training.backends.rank import build_rank_scorer
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
@@ -92,11 +92,10 @@ def test_the_reference_policy_waits_on_the_cpu_in_the_compute_type(
     for root in (policy.network.language, policy.network.vision):
         monkeypatch.setattr(root, "to", lambda place, move=root.to: places.append(str(place)) or move(place))
     monkeypatch.setattr(policy.model.__class__, "device", property(lambda _: torch.device("cpu", 0)))
-    monkeypatch.setattr(ranks, "load_as", lambda *_: policy)
+    monkeypatch.setattr(rank, "load_as", lambda *_: policy)
     if in_a_rank:
-        score = (
-            BuildScorer(tmp_path, options.optimizer, 1.0, "full").build(options.policy, Group.alone("cpu")).log_probs
-        )
+        alone = Group.alone("cpu")
+        score = build_rank_scorer(tmp_path, options.policy, options.optimizer, 1.0, alone, "full").log_probs
     else:
         score = build_scorer(PolicyFolder(tmp_path, {}), options)
     assert places == ["cpu"] * 2

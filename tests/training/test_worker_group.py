@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.runs.storage import read_json
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
 from geo_sokoban_pipeline.trajectories.types import Trajectory

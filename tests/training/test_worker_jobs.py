@@ -1,4 +1,4 @@
-"""Jobs of a worker, run in this process: demonstrations, gradients and log-probs are those of the driver."""
+"""Methods of a worker, called in this process: demonstrations, gradients and log-probs are those of the driver."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import SftObjective
-from geo_sokoban_pipeline.training.backends.ranks import BuildBackend, LogProbs, SftStep
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.worker import SetDemonstrations, Worker
+from geo_sokoban_pipeline.training.worker import Worker
 from training import reference
 from training.setup import Setup, copied
 
@@ -19,11 +18,11 @@ RATE = 0.5
 
 def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
     worker = Worker(copied(setup.policy), setup.options)
-    SetDemonstrations(setup.rows, 5, "training")(worker)
-    BuildBackend(OptimizerOptions(clip=1e6), 1.0)(worker)
+    worker.demonstrate(setup.rows, 5, "training")
+    worker.build_backend(None, OptimizerOptions(clip=1e6), 1.0)
     worker.backend.optimizers = Descent(dict(worker.policy.model.named_parameters()))
     before = {name: weight.detach().clone() for name, weight in worker.policy.model.named_parameters()}
-    row = SftStep(range(2, 5), SftObjective(), RATE)(worker)
+    row = worker.step(range(2, 5), SftObjective(), RATE, None)
 
     own = copied(setup.policy)
     expert = Demonstrator(setup.rows, own, setup.options, 5, "training")
@@ -39,7 +38,7 @@ def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
         with torch.no_grad():
             parameter.copy_(before[name])
 
-    scored = LogProbs(samples)(worker)
+    scored = worker.log_probs(samples)
     for row_, value in zip(scored, values, strict=True):
         np.testing.assert_allclose(row_, value.detach(), atol=1e-4)
 

@@ -31,6 +31,18 @@ class LostRankError(RankError):
 
 
 @dataclass(frozen=True)
+class Call:
+    """The job that calls a method of the state by its name."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self, state: Any) -> Any:
+        """Run in a rank."""
+        return getattr(state, self.method)(*self.arguments)
+
+
+@dataclass(frozen=True)
 class Done:
     """A job's result, and the CPU-seconds of all jobs of this rank so far."""
 
@@ -78,6 +90,21 @@ class Reply:
 
     number: int
     content: Any
+
+
+@dataclass(frozen=True)
+class LostServer:
+    """Question: a server does not answer; the reply is a `ServerPlace`, once it does.
+
+    Attributes:
+        server: its number.
+        life: of it, as the driver counts them.
+        reason: what was seen.
+    """
+
+    server: int
+    life: int
+    reason: str
 
 
 class Line:

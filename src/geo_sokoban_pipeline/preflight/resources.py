@@ -331,7 +331,7 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
 
 
 def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft: float | None, folder: Path) -> Timing:
-    from geo_sokoban_pipeline.training.backends.factory import build_backend
+    from geo_sokoban_pipeline.training.backend import build_backend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
     from geo_sokoban_pipeline.training.grpo_loop import sync_weights, trainers_turn, update_policy
     from geo_sokoban_pipeline.training.rollout_workers import open_rollouts

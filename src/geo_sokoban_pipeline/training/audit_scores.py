@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.evaluation.audit_checks import Found
 from geo_sokoban_pipeline.policies.chat import ChatCodec
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.runs.fingerprint import unflatten
-from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import build_sample, sampled_by
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.token_scoring import sampling_temperature, with_blank_images

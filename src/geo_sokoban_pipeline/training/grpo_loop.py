@@ -38,8 +38,8 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind, Thin
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
 from geo_sokoban_pipeline.training.backends.base import DivergedError, TrainBackend
-from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample, split_steps, spread
 from geo_sokoban_pipeline.training.checkpoint import (
     CheckpointHistory,

@@ -20,7 +20,7 @@ import yaml
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.links import Link
-from geo_sokoban_pipeline.distributed.messages import Conversation
+from geo_sokoban_pipeline.distributed.messages import Call, Conversation
 from geo_sokoban_pipeline.distributed.ray_actors import ActorPlace
 from geo_sokoban_pipeline.distributed.ray_placement import (
     NoPlaceError,
@@ -30,12 +30,11 @@ from geo_sokoban_pipeline.distributed.ray_placement import (
     gpus_of_a_rank,
     reserve,
 )
-from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.episode import RolloutSettings
 from geo_sokoban_pipeline.runs.own_code import own_files
 from geo_sokoban_pipeline.tasks import registered_here
-from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, OpenMeeting, Worker
+from geo_sokoban_pipeline.training.worker import WorkerSpec
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
@@ -92,24 +91,20 @@ class RayWorkers:
             NoPlaceError: there is no place for them.
         """
         chosen = found.model_copy(update={"policy": found.policy.model_copy(update={"device": self._device})})
-        build = replace(Blueprint.of(policy, self.code.renamed(chosen)), folder=None, is_empty=found.shares_weights)
+        build = replace(WorkerSpec.of(policy, self.code.renamed(chosen)), folder=None, is_empty=found.shares_weights)
         return RayRanks(found.processes, build, ray, gpus, self.code.files, self.code.imports)
 
     def joined(self) -> RayRanks:
         """The ranks, which have joined each other and have their weights."""
         if self._has_joined:
             return self.ranks
-        ranks, is_empty = self.ranks, self.weights is not None
-        if not is_empty:
-            ranks.read(self._source, ReadWeights, 1)
-        port: int = ranks.run([OpenMeeting(ranks.size, ranks.host)])[0]
-        join = JoinGroup(0, ranks.size, port, is_empty, self._device, ranks.host)
-        ranks.run(
-            [
-                replace(join, rank=rank, address=None if ranks.is_on_one_machine else place.address)
-                for rank, place in enumerate(ranks.places)
-            ]
-        )
+        ranks = self.ranks
+        if self.weights is None:
+            ranks.read(self._source, lambda folder: Call("read_weights", (folder,)), 1)
+        port: int = ranks.run([Call("open_meeting", (ranks.size, ranks.host))])[0]
+        addresses = [None if ranks.is_on_one_machine else place.address for place in ranks.places]
+        common = (ranks.size, port, self._device, ranks.host)
+        ranks.run([Call("join", (rank, *common, address)) for rank, address in enumerate(addresses)])
         self._has_joined = True
         return ranks
 
@@ -288,14 +283,3 @@ class RayStart:
     def __call__(self, title: str, talk: Conversation) -> Link:
         """Start a worker."""
         return RayLink(title, talk, self.options.ray, self._gpus, self._code.files, self._code.imports)
-
-
-@dataclass(frozen=True)
-class ReadWeights:
-    """Fill a worker's model with the weights of a folder."""
-
-    folder: Path
-
-    def __call__(self, worker: Worker) -> None:
-        """Run in a worker."""
-        read_weights(dict(worker.policy.model.named_parameters()), self.folder)

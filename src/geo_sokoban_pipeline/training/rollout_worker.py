@@ -1,39 +1,32 @@
 """A rollout worker: a process that only rolls out, with an engine of its own or connections to the servers.
 
-Its state is the `Worker` of a rank without a group and a backend. It is sent whole groups and sends back their
+It is the `Worker` of a rank without a group and a backend. It is sent whole groups and sends back their
 trajectories; which groups are rolled out, and when the others are aborted, the driver decides.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.distributed.messages import Beat, Hanging, Job, Line
-from geo_sokoban_pipeline.distributed.slices import read_weights
-from geo_sokoban_pipeline.policies.policy import allocate_weights
+from geo_sokoban_pipeline.distributed.messages import Beat, Call, Hanging, Line
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.own_code import STUCK
 from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
-from geo_sokoban_pipeline.training.runtime import collect_garbage
-from geo_sokoban_pipeline.training.worker import Blueprint, UpdateWeights, Worker
+from geo_sokoban_pipeline.training.worker import Worker, WorkerSpec
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
-    from geo_sokoban_pipeline.rollout.engines.sglang.servers import ServerPlace
+    pass
 
 _BEATS = 4  # in the time in which a worker has to be heard of
 
@@ -84,19 +77,23 @@ class Stop:
 
 @dataclass(frozen=True)
 class Do:
-    """Run a job on the worker's state; answered with `JobOver`."""
+    """Call a method of the worker; answered with `CallOver`."""
 
-    job: Job
+    call: Call
 
 
 # What it sends back.
 
 
 @dataclass(frozen=True)
-class JobOver:
-    """Result of a job."""
+class CallOver:
+    """A call has returned.
 
-    result: Any
+    Attributes:
+        call: None: the worker is built.
+    """
+
+    call: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -124,101 +121,6 @@ class RolloutOver:
     stuck: int
 
 
-@dataclass(frozen=True)
-class LostServer:
-    """Question: a server does not answer; the reply is a `ServerPlace`, once it does.
-
-    Attributes:
-        server: its number.
-        life: of it, as the driver counts them.
-        reason: what was seen.
-    """
-
-    server: int
-    life: int
-    reason: str
-
-
-# Jobs.
-
-
-@dataclass
-class RolloutState:
-    """What jobs of a rollout worker receive.
-
-    Attributes:
-        weights: folder that the model's weights are from; None: it has none.
-    """
-
-    worker: Worker
-    line: Line
-    weights: Path | None = None
-
-
-@dataclass(frozen=True)
-class LoadWeights:
-    """Fill the model of the worker's engine with the weights of a folder, unless it has read this folder before.
-
-    Attributes:
-        folder: which never changes; of its files those that `FILES` matches are read.
-        device: on which the engine computes.
-    """
-
-    FILES: ClassVar = "model*"
-
-    folder: Path
-    version: int
-    device: str
-
-    def __call__(self, state: RolloutState) -> LoadWeights:
-        """Run in a rollout worker; returns itself."""
-        policy = state.worker.policy
-        if policy.is_empty:
-            allocate_weights(policy, self.device)
-        if state.weights != self.folder:
-            read_weights(dict(policy.model.named_parameters()), self.folder)
-            state.weights = self.folder
-        UpdateWeights(self.version)(state.worker)
-        return self
-
-
-@dataclass(frozen=True)
-class FollowServers:
-    """Sample from servers that the driver keeps.
-
-    Attributes:
-        options: of servers that are there.
-        key: of the servers; None: they have none.
-        tag: of their weights.
-        places: where they are now.
-    """
-
-    options: ServerOptions
-    key: str | None
-    tag: str
-    version: int
-    places: Sequence[ServerPlace]
-
-    def __call__(self, state: RolloutState) -> FollowServers:
-        """Run in a rollout worker; returns itself."""
-        from geo_sokoban_pipeline.rollout.engines.sglang.following import FollowingEngine
-
-        worker, line = state.worker, state.line
-        if "engine" not in vars(worker):
-            if self.options.api_key_variable is not None and self.key is not None:
-                os.environ[self.options.api_key_variable] = self.key  # on nodes whose environment lacks it
-
-            def report(server: int, life: int, reason: str) -> Future[ServerPlace]:
-                return line.ask(LostServer(server, life, reason))
-
-            worker.engine = FollowingEngine(worker.policy, self.options, self.places, report)
-        engine = worker.engine
-        assert isinstance(engine, FollowingEngine)
-        engine.follow(self.tag, self.version, self.places)
-        collect_garbage(self.version)
-        return self
-
-
 # Its life.
 
 
@@ -232,7 +134,7 @@ class RolloutProcess:
         gpu: number of the GPU on which its engine computes; None: it has none, or sees one alone.
     """
 
-    build: Blueprint
+    build: WorkerSpec
     timeout: float | None
     gpu: int | None = None
 
@@ -244,9 +146,10 @@ class RolloutProcess:
         if self.gpu is not None:
             torch.cuda.set_device(self.gpu)
         with pulse.waiting():
-            state = RolloutState(self.build(), line)
+            worker = self.build()
+        worker.line = line
         ready = time.process_time()
-        line.send(JobOver(None))
+        line.send(CallOver())
         while True:
             with pulse.waiting():
                 message = line.inbox.get()
@@ -254,10 +157,10 @@ class RolloutProcess:
                 return
             if isinstance(message, Do):
                 with pulse.waiting():
-                    result = message.job(state)
-                line.send(JobOver(result))
+                    message.call(worker)
+                line.send(CallOver(message.call))
             elif isinstance(message, Begin):
-                _roll_out(state.worker, message, line, pulse, ready)
+                _roll_out(worker, message, line, pulse, ready)
             # Others belong to a rollout that is over.
 
 

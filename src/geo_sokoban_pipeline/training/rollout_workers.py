@@ -28,7 +28,16 @@ import torch
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.distributed.links import Link, LocalLink
-from geo_sokoban_pipeline.distributed.messages import Beat, Conversation, DeadRankError, Question, RankError, Reply
+from geo_sokoban_pipeline.distributed.messages import (
+    Beat,
+    Call,
+    Conversation,
+    DeadRankError,
+    LostServer,
+    Question,
+    RankError,
+    Reply,
+)
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, use_types
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl, WeightSource
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -37,18 +46,15 @@ from geo_sokoban_pipeline.rollout.rollout import Enough, Progress, RolloutFn, ch
 from geo_sokoban_pipeline.training.ray_group import RayStart
 from geo_sokoban_pipeline.training.rollout_worker import (
     Begin,
+    CallOver,
     Do,
-    FollowServers,
     Further,
     GroupOver,
-    JobOver,
-    LoadWeights,
-    LostServer,
     RolloutOver,
     RolloutProcess,
     Stop,
 )
-from geo_sokoban_pipeline.training.worker import Blueprint
+from geo_sokoban_pipeline.training.worker import WorkerSpec
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
 
@@ -59,6 +65,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FILE_BYTES = 512 << 20  # of weights on their way
+_WEIGHT_FILES = "model*"  # names of the files that workers read
 _CLOSED = "the rollout workers are closed."
 Groups = dict[int, list[EpisodeRequest]]
 # (title, life of the process) → the link to a new one
@@ -71,7 +78,7 @@ class _Seat:
 
     Attributes:
         link: to the process that has it now.
-        load: the job that gave this process its weights; None: it has none.
+        load: the call that gave this process its weights; None: it has none.
         groups: of the rollout, that this worker has got.
         busy: seconds in which workers of this place had something to roll out.
         cpu_seconds: of the present process, and of earlier ones.
@@ -80,7 +87,7 @@ class _Seat:
 
     number: int
     link: Link
-    load: LoadWeights | FollowServers | None = None
+    load: Call | None = None
     groups: Groups = field(default_factory=dict)
     busy: float = 0.0
     cpu_seconds: float = 0.0
@@ -200,9 +207,9 @@ class RolloutWorkers:
             )
         self._start: Start = in_ray or LocalLink
         self.servers: SglangEngine | None = None
-        self._build = replace(Blueprint.of(policy, self._options), folder=None, is_empty=True)
+        self._build = replace(WorkerSpec.of(policy, self._options), folder=None, is_empty=True)
         self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_weights_")
-        self._load: LoadWeights | FollowServers | None = None
+        self._load: Call | None = None
         self._folder: Path | None = None
         self._sent_state: Hashable = None
         self.replaced = 0
@@ -265,10 +272,10 @@ class RolloutWorkers:
             seat, message = self._next()
             if isinstance(message, DeadRankError):
                 self._replace(seat, message)
-            elif isinstance(message, JobOver) and message.result == seat.load:
+            elif isinstance(message, CallOver) and message.call == seat.load:
                 waiting.discard(seat.number)
-        if isinstance(before, LoadWeights) and before.folder != self._folder:
-            self._forget(before.folder)
+        if before is not None and self.servers is None and before.arguments[0] != self._folder:
+            self._forget(before.arguments[0])
 
     def rollout(
         self,
@@ -431,10 +438,12 @@ class RolloutWorkers:
         if load is None:
             return
         with suppress(DeadRankError):  # its end is in the inbox too
-            if isinstance(load, LoadWeights):
-                load = replace(load, folder=seat.link.place(load.folder, load.FILES))
+            *given, last = load.arguments
+            if self.servers is None:
+                folder, *given = given
+                load = replace(load, arguments=(seat.link.place(folder, _WEIGHT_FILES), *given, last))
             else:
-                load = replace(load, places=self._places())
+                load = replace(load, arguments=(*given, self._places()))
             seat.load = load
             seat.link.send(Do(load))
 
@@ -468,17 +477,17 @@ class RolloutWorkers:
 
     # Weights and servers.
 
-    def _make_load(self, source: WeightSource, version: int) -> LoadWeights | FollowServers:
-        """The job that gives a worker these weights."""
+    def _make_load(self, source: WeightSource, version: int) -> Call:
+        """The call that gives a worker these weights."""
         if self.servers is not None:
             self.servers.update_weights(source, version)
             given = self._options.rollout.server
             options = given.model_copy(update={"mode": "attach", "count": 1, "colocated": False})
-            return FollowServers(options, given.api_key(), self.servers.tag, version, [])
+            return Call("follow_servers", (options, given.api_key(), self.servers.tag, version, []))
         state = source.state()
         if self._folder is None or state != self._sent_state:
             self._folder, self._sent_state = source.folder or self._write(source), state
-        return LoadWeights(self._folder, version, self._device)
+        return Call("load_weights", (self._folder, version, self._device))
 
     def _write(self, source: WeightSource) -> Path:
         """Write weights into a folder, each in the type in which an engine uses it."""

@@ -23,12 +23,11 @@ from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.grpo.schedules import learning_rate
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import sync_weights
 from geo_sokoban_pipeline.training.runtime import Stopwatch, freeze_survivors
-from geo_sokoban_pipeline.training.worker import SetDemonstrations
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ def run_sft(
         if state is not None:
             backend.load_state(state)
         if workers is not None:
-            workers.run_jobs([SetDemonstrations(prompts, seed, _TRAINING)] * workers.size)
+            workers.call_all("demonstrate", prompts, seed, _TRAINING)
         watch = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
         freeze_survivors()
         for step in range(warm.steps):

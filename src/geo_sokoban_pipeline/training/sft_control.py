@@ -19,8 +19,8 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, differences
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.runtime import freeze_survivors
 from geo_sokoban_pipeline.training.sft import run_sft, sft_optimizer

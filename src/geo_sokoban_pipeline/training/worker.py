@@ -1,42 +1,64 @@
-"""A worker: one rank of a run, in a process beside the driver, with a copy of the policy or its part of it.
+"""A worker: the object that a process of a run holds, and whose methods are all that the driver can ask of it.
 
-A job is a picklable value that carries all its inputs. Between jobs a worker holds only its policy, its engine, its
-backend and the demonstrator that `SetDemonstrations` gave it.
+A rank has a group, a backend and perhaps a part of a reference policy; a rollout worker has none of these. Every call
+carries its inputs: between calls a worker holds its policy, its engine, its backend and its demonstrator alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, Meeting, join_group
-from geo_sokoban_pipeline.policies.policy import Policy, device_of, empty_model, freeze_parameters
+from geo_sokoban_pipeline.distributed.messages import Line, LostServer
+from geo_sokoban_pipeline.distributed.slices import read_weights
+from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
+from geo_sokoban_pipeline.policies.policy import (
+    Policy,
+    allocate_weights,
+    device_of,
+    empty_model,
+    freeze_parameters,
+)
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn
-from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.runs.storage import Files
+from geo_sokoban_pipeline.training.backends.base import Batch
+from geo_sokoban_pipeline.training.backends.rank import build_rank, build_rank_scorer
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
 from geo_sokoban_pipeline.training.runtime import collect_garbage, freeze_survivors, prepare_process
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import ServerPlace
+
 
 class Worker:
-    """State of a rank's process, which every job receives.
+    """What a process of a run can be asked.
 
     Attributes:
-        policy: this rank's own.
+        policy: this process's own.
         options: of the run.
-        group: the ranks; None before `JoinGroup`.
-        expert: makes demonstrations; None before `SetDemonstrations`.
-        backend: this rank's part of the training backend; None before the driver builds one.
-        scorer: this rank's part of a reference policy; None before the driver builds one.
+        group: the ranks; None before `join`, and in a rollout worker.
+        expert: makes demonstrations; None before `demonstrate`.
+        backend: this rank's part of the training backend; None before `build_backend`.
+        scorer: this rank's part of a reference policy; None before `build_scorer`.
         meeting: where the others find rank 0; None on other ranks, and where the driver is rank 0.
+        loaded: folder that the weights of a rollout worker are from; None: it has none.
+        line: to the driver of a rollout worker.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
@@ -46,16 +68,200 @@ class Worker:
         self.backend: Any = None
         self.scorer: Any = None
         self.meeting: Meeting | None = None
+        self.loaded: Path | None = None
+        self.line: Line | None = None
 
     @cached_property
     def engine(self) -> RolloutEngine:
         """This process's own engine, built at its first use."""
         return build_engine(self.policy, self.options.rollout)
 
+    # The group.
+
+    def open_meeting(self, size: int, host: str) -> int:
+        """Serve the store through which the ranks find each other, on rank 0; returns its port."""
+        self.meeting = Meeting(size, host)
+        return self.meeting.port
+
+    def join(
+        self,
+        rank: int,
+        size: int,
+        port: int,
+        device: str = "cpu",
+        host: str = LOOPBACK,
+        address: str | None = None,
+    ) -> None:
+        """Join the group of all ranks, and take over the weights of rank 0, unless the policy is empty.
+
+        Args:
+            host, port: of rank 0's store.
+            address: of this rank's machine; None: all ranks are on one.
+        """
+        if self.meeting is not None:
+            self.join_as_first(self.meeting, size, device, address)
+            return
+        self.group = join_group(rank, size, port, device, host, address)
+        self._take_weights(device)
+
+    def join_as_first(self, meeting: Meeting, size: int, device: str, address: str | None = None) -> None:
+        """Join the group as rank 0."""
+        self.group = meeting.join(size, device, address)
+        self._take_weights(device)
+
+    def _take_weights(self, device: str) -> None:
+        assert self.group is not None
+        if not self.policy.is_empty:
+            self.policy.model.to(device)
+            self.group.broadcast(model_tensors(self.policy.model))
+
+    def read_weights(self, folder: Path) -> None:
+        """Fill the model with the weights of a folder."""
+        read_weights(dict(self.policy.model.named_parameters()), folder)
+
+    # Training.
+
+    def build_backend(self, folder: Path | None, options: OptimizerOptions, temperature: float) -> None:
+        """Build this rank's part of a backend.
+
+        Args:
+            folder: from which a policy without weights is read; None: its own.
+            options: optimizer and micro-batches.
+            temperature: sampling temperature of the rollouts.
+        """
+        if folder is not None:
+            self.policy.folder = folder
+        self.backend = build_rank(self.policy, options, temperature, self.group, *self._layout)
+
+    def build_scorer(self, folder: Path, options: OptimizerOptions, temperature: float) -> None:
+        """Build this rank's part of a reference policy, or a whole one where none is sharded."""
+        self.scorer = build_rank_scorer(folder, self.options.policy, options, temperature, self.group, *self._layout)
+
+    @property
+    def _layout(self) -> tuple[Any, ...]:
+        return self.options.sharding, self.options.replicas, self.options.megatron_layout
+
+    def demonstrate(self, prompts: Sequence[dict[str, Any]], seed: int, purpose: str) -> None:
+        """Make demonstrations of these prompts from now on; the steps of a warm start draw from them."""
+        self.expert = Demonstrator(prompts, self.policy, self.options, seed, purpose)
+
+    def step(
+        self, batch: Sequence[TrainSample] | range, objective: Objective, learning_rate: float, size: StepSize | None
+    ) -> dict[str, float]:
+        """An optimizer step of all ranks, on this rank's samples, or on its numbers of demonstrations."""
+        given: Batch
+        if not isinstance(batch, range):
+            given = batch
+        else:
+            assert self.expert is not None
+            given = Demonstrations(batch, self.expert)
+        row: dict[str, float] = self.backend.step(given, objective, learning_rate, size)
+        return row
+
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """Log-probs of the samples' trained tokens."""
+        rows: list[np.ndarray] = self.backend.log_probs(samples)
+        return rows
+
+    def reference_log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """Log-probs of the samples' trained tokens under the reference policy."""
+        rows: list[np.ndarray] = self.scorer.log_probs(samples)
+        return rows
+
+    def renew(self) -> None:
+        """Give the worker's engine whole weights of the newest version."""
+        self.backend.renew()
+
+    def plan_parts(self, dtype: str | None, largest: int) -> list[list[str]]:
+        """Names of weights that are collected together."""
+        return list(self.backend.plan_parts(dtype, largest))
+
+    def collect(self, names: Sequence[str], dtype: str | None) -> list[tuple[str, Any]]:
+        """Send rank 0 this rank's rows of weights; it returns the whole ones, by name."""
+        weights: list[tuple[str, Any]] = self.backend.collect(names, dtype)
+        return weights
+
+    def export(self, folder: Path) -> Files:
+        """Write this rank's part of the policy."""
+        files: Files = self.backend.export(folder)
+        return files
+
+    def save_state(self, folder: Path) -> Files:
+        """Write this rank's part of the training state."""
+        files: Files = self.backend.save_state(folder)
+        return files
+
+    def load_state(self, folder: Path) -> None:
+        """Load weights and state of a checkpoint."""
+        self.backend.load_state(folder)
+
+    def sleep(self) -> None:
+        """Move this rank's weights and moments to the memory of the CPU."""
+        self.backend.sleep()
+
+    def wake_up(self) -> None:
+        """Move this rank's weights and moments back to its device."""
+        self.backend.wake_up()
+
+    def digest(self) -> str:
+        """Hash of what this rank holds of the weights."""
+        digest: str = self.backend.digest()
+        return digest
+
+    # Rollouts.
+
+    def update_weights(self, version: int) -> None:
+        """Drop everything computed with earlier weights; the weights now have this version."""
+        self.engine.update_weights(None, version)
+        collect_garbage(version)
+
+    def rollout(self, tasks: Sequence[EpisodeRequest], settings: RolloutSettings) -> list[Trajectory]:
+        """Roll out episodes; returns their trajectories, in order."""
+        return load_rollout_fn(settings.rollout)(self.engine, self.policy, tasks, settings)
+
+    def load_weights(self, folder: Path, version: int, device: str) -> None:
+        """Fill the model of a rollout worker's engine with weights, unless it has read this folder before.
+
+        Args:
+            folder: which never changes; of its files those of weights are read.
+            device: on which the engine computes.
+        """
+        if self.policy.is_empty:
+            allocate_weights(self.policy, device)
+        if self.loaded != folder:
+            self.read_weights(folder)
+            self.loaded = folder
+        self.update_weights(version)
+
+    def follow_servers(
+        self, options: ServerOptions, key: str | None, tag: str, version: int, places: Sequence[ServerPlace]
+    ) -> None:
+        """Sample from servers that the driver keeps.
+
+        Args:
+            options: of servers that are there.
+            key: of the servers; None: they have none.
+            tag: of their weights.
+            places: where they are now.
+        """
+        from geo_sokoban_pipeline.rollout.engines.sglang.following import FollowingEngine
+
+        if "engine" not in vars(self):
+            if options.api_key_variable is not None and key is not None:
+                os.environ[options.api_key_variable] = key  # on nodes whose environment lacks it
+            self.engine = FollowingEngine(self.policy, options, places, self._report_lost)
+        assert isinstance(self.engine, FollowingEngine)
+        self.engine.follow(tag, version, places)
+        collect_garbage(version)
+
+    def _report_lost(self, server: int, life: int, reason: str) -> Future[ServerPlace]:
+        assert self.line is not None
+        return self.line.ask(LostServer(server, life, reason))
+
 
 @dataclass(frozen=True)
-class Blueprint:
-    """What a rank builds its worker from; the weights come from rank 0 when it joins the group.
+class WorkerSpec:
+    """What a process builds its worker from; the weights come from rank 0 when it joins the group.
 
     Attributes:
         config: configuration of the model.
@@ -78,7 +284,7 @@ class Blueprint:
     is_empty: bool
 
     @classmethod
-    def of(cls, policy: Policy, options: TrainOptions) -> Blueprint:
+    def of(cls, policy: Policy, options: TrainOptions) -> WorkerSpec:
         """Of the driver's policy, with as many threads as the driver has."""
         model = policy.model
         return cls(
@@ -116,85 +322,6 @@ class Blueprint:
         freeze_parameters(model, chosen.freeze)
         planned = device_of(chosen) if self.is_empty else None
         return Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute, planned)
-
-
-@dataclass(frozen=True)
-class OpenMeeting:
-    """Serve the store through which the ranks find each other, on rank 0; returns its port."""
-
-    size: int
-    host: str
-
-    def __call__(self, worker: Worker) -> int:
-        """Run in a worker."""
-        worker.meeting = Meeting(self.size, self.host)
-        return worker.meeting.port
-
-
-@dataclass(frozen=True)
-class JoinGroup:
-    """Join the group of all ranks, and take over the weights of rank 0, unless its policy is empty.
-
-    Attributes:
-        host, port: of rank 0's store.
-        address: of this rank's machine; None: all ranks are on one.
-    """
-
-    rank: int
-    size: int
-    port: int
-    is_empty: bool
-    device: str = "cpu"
-    host: str = LOOPBACK
-    address: str | None = None
-
-    def __call__(self, worker: Worker) -> None:
-        """Run in a worker."""
-        if worker.meeting is not None:
-            worker.group = worker.meeting.join(self.size, self.device, self.address)
-        else:
-            worker.group = join_group(self.rank, self.size, self.port, self.device, self.host, self.address)
-        if not self.is_empty:
-            worker.policy.model.to(self.device)
-            worker.group.broadcast(model_tensors(worker.policy.model))
-
-
-@dataclass(frozen=True)
-class UpdateWeights:
-    """Drop everything computed with earlier weights; the weights now have this version."""
-
-    version: int
-
-    def __call__(self, worker: Worker) -> None:
-        """Run in a worker."""
-        worker.engine.update_weights(None, self.version)
-        collect_garbage(self.version)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """Roll out episodes; returns their trajectories, in order."""
-
-    tasks: Sequence[EpisodeRequest]
-    settings: RolloutSettings
-
-    def __call__(self, worker: Worker) -> list[Trajectory]:
-        """Run in a worker."""
-        rollout_fn = load_rollout_fn(self.settings.rollout)
-        return rollout_fn(worker.engine, worker.policy, self.tasks, self.settings)
-
-
-@dataclass(frozen=True)
-class SetDemonstrations:
-    """Give the worker a `Demonstrator` of these prompts; the steps of a warm start draw from it."""
-
-    prompts: Sequence[dict[str, Any]]
-    seed: int
-    purpose: str
-
-    def __call__(self, worker: Worker) -> None:
-        """Run in a worker."""
-        worker.expert = Demonstrator(self.prompts, worker.policy, worker.options, self.seed, self.purpose)
 
 
 def model_tensors(model: Any) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """A worker group: the driver is rank 0, and workers are the other ranks; each has a copy of the policy.
 
-Rollouts are sharded by whole groups; steps are sharded by the backend that `backends/ranks.py` builds on the group.
+Rollouts are sharded by whole groups; steps are sharded by the backend that `backend.py` builds on the group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Meeting
 from geo_sokoban_pipeline.distributed.launch import Ranks
-from geo_sokoban_pipeline.distributed.messages import Job
+from geo_sokoban_pipeline.distributed.messages import Call, Job
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.ray_group import RayWorkers
 from geo_sokoban_pipeline.training.sharding import shard_groups
-from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, Rollout, UpdateWeights, Worker, model_tensors
+from geo_sokoban_pipeline.training.worker import Worker, WorkerSpec
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class WorkerGroup:
         self._prepare(policy, options)
         self.own = Worker(policy, options)
         self.weights: Path | None = policy.folder if policy.is_empty else None
-        self._ranks = ranks or Ranks([Blueprint.of(policy, options)] * (self.size - 1))
+        self._ranks = ranks or Ranks([WorkerSpec.of(policy, options)] * (self.size - 1))
 
     def _prepare(self, policy: Policy, options: TrainOptions) -> None:
         self.size, self.options, self.missing = options.processes, options, 0
@@ -113,11 +113,12 @@ class WorkerGroup:
         with self._lock:
             try:
                 if self.own.group is None and self.is_open:
-                    meeting, is_empty = Meeting(self.size), self._policy.is_empty
-                    joining = [
-                        JoinGroup(rank, self.size, meeting.port, is_empty, self._device) for rank in range(1, self.size)
-                    ]
-                    self._ranks.run(lambda: self._join(meeting, is_empty), joining)
+                    meeting = Meeting(self.size)
+                    given = [(rank, self.size, meeting.port, self._device) for rank in range(1, self.size)]
+                    self._ranks.run(
+                        lambda: self.own.join_as_first(meeting, self.size, self._device),
+                        [Call("join", arguments) for arguments in given],
+                    )
                 return self._ranks.run(own, jobs)
             except BaseException:
                 self.leave()
@@ -131,24 +132,40 @@ class WorkerGroup:
         """
         return self.run(lambda: jobs[0](self.own), jobs[1:])
 
-    def read(self, folder: Path, job: Callable[[Path], Job]) -> None:
-        """Run a job on every rank that reads a folder of the driver.
+    def call_each(self, method: str, given: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of the first workers, from rank 0 on, each with its arguments; returns the results in order.
 
-        Args:
-            job: given the place where the ranks find the folder.
+        Raises:
+            RankError: as `run`.
         """
-        self.run_jobs([job(folder)] * self.size)
+        return self.run_jobs([Call(method, arguments) for arguments in given])
 
-    def write(self, folder: Path, job: Callable[[Path], Job], *, everywhere: bool) -> Files:
-        """Run a job that writes into a folder of the driver, on every rank or on rank 0 alone.
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every worker with the same arguments; returns the results in order.
+
+        Raises:
+            RankError: as `run`.
+        """
+        return self.run_jobs([Call(method, arguments)] * self.size)
+
+    def read(self, folder: Path, method: str, *arguments: Any) -> None:
+        """Call a method of every worker that reads a folder of the driver.
 
         Args:
-            job: given the place where a rank writes; returns sizes and digests of its own files.
+            arguments: of the method, after the place where the worker finds the folder.
+        """
+        self.call_all(method, folder, *arguments)
+
+    def write(self, folder: Path, method: str, *, everywhere: bool) -> Files:
+        """Call a method that writes into a folder of the driver, of every worker or of rank 0 alone.
+
+        Args:
+            method: given the place where a worker writes; returns sizes and digests of its own files.
 
         Returns:
             Those of all ranks.
         """
-        parts: list[Files] = self.run_jobs([job(folder)] * (self.size if everywhere else 1))
+        parts: list[Files] = self.call_each(method, [(folder,)] * (self.size if everywhere else 1))
         return {name: record for part in parts for name, record in part.items()}
 
     def broadcast(self, job: Job) -> None:
@@ -159,7 +176,7 @@ class WorkerGroup:
         """Make the workers drop what they computed with earlier weights."""
         if self.before_rollout is not None:
             self.before_rollout()
-        self.broadcast(UpdateWeights(version))
+        self.broadcast(Call("update_weights", (version,)))
 
     def rollout(
         self,
@@ -195,7 +212,7 @@ class WorkerGroup:
         watching = () if progress is None else (progress,)
         results: list[list[Trajectory]] = self.run(
             lambda: rollout_fn(engine, policy, parts[0], settings, *watching),
-            [Rollout(part, settings) for part in parts[1:]],
+            [Call("rollout", (part, settings)) for part in parts[1:]],
         )
         if progress is not None and len(parts) > 1:
             progress(sum(map(len, parts[1:])))
@@ -211,11 +228,6 @@ class WorkerGroup:
         group, self.own.group = self.own.group, None
         if group is not None:
             group.close()
-
-    def _join(self, meeting: Meeting, is_empty: bool) -> None:
-        self.own.group = meeting.join(self.size, self._device)
-        if not is_empty:
-            self.own.group.broadcast(model_tensors(self._policy.model))
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -265,15 +277,16 @@ class RayWorkerGroup(WorkerGroup):
         with self._lock:
             return self._workers.joined().run(jobs)
 
-    def read(self, folder: Path, job: Callable[[Path], Job]) -> None:
+    def read(self, folder: Path, method: str, *arguments: Any) -> None:
         """See `WorkerGroup`."""
         with self._lock:
-            self._workers.joined().read(folder, job)
+            self._workers.joined().read(folder, lambda place: Call(method, (place, *arguments)))
 
-    def write(self, folder: Path, job: Callable[[Path], Job], *, everywhere: bool) -> Files:
+    def write(self, folder: Path, method: str, *, everywhere: bool) -> Files:
         """See `WorkerGroup`."""
         with self._lock:
-            return self._workers.joined().write(folder, job, self.size if everywhere else 1)
+            ranks = self.size if everywhere else 1
+            return self._workers.joined().write(folder, lambda place: Call(method, (place,)), ranks)
 
     def broadcast(self, job: Job) -> None:
         """Run a job in every worker."""
@@ -295,7 +308,7 @@ class RayWorkerGroup(WorkerGroup):
         progress: Progress | None,
     ) -> list[list[Trajectory]]:
         own = self._workers.code.renamed(settings)
-        results = self.run_jobs([Rollout(part, own) for part in parts])
+        results = self.call_each("rollout", [(part, own) for part in parts])
         if progress is not None:
             progress(sum(map(len, parts)))
         return results

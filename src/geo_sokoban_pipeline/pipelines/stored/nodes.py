@@ -119,7 +119,7 @@ def update_on_stored(
     The result is checkpoint k of that run, bit for bit, where its settings are the same. Where ranks are lost, all of
     it begins again.
     """
-    from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
+    from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
     from geo_sokoban_pipeline.training.recovery import restarting, written_ahead

@@ -1,0 +1,282 @@
+"""The training backend of a run: of this process alone, or over a worker group, whose ranks take every step together.
+
+The driver shards samples; each rank accumulates the gradients of its part, the group adds them, and every rank moves
+its copy of the weights alike. Losses are divided by the counts of the whole step, so N ranks compute what one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.distributed.group import Group
+from geo_sokoban_pipeline.distributed.messages import RankError
+from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
+from geo_sokoban_pipeline.policies.policy import Policy, load_empty
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.runs.storage import Files
+from geo_sokoban_pipeline.training.backends.base import Batch, TrainBackend
+from geo_sokoban_pipeline.training.backends.rank import ReferenceScorer, build_rank, build_rank_scorer
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.demonstrations import Demonstrations
+from geo_sokoban_pipeline.training.sharding import StepCost, shard_range, shard_samples
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
+
+PART_BYTES = 16 << 20  # of weights that are collected by one call; held beside a bucket for servers
+_OF_THE_STEP = ("grad_norm", "skipped")  # equal on all ranks; other metrics add up
+
+
+def build_backend(
+    policy: Policy,
+    options: OptimizerOptions,
+    temperature: float = 1.0,
+    workers: WorkerGroup | None = None,
+    megatron: MegatronOptions | None = None,
+) -> TrainBackend:
+    """The training backend over a policy's model, which it trains in place.
+
+    Args:
+        options: optimizer and micro-batches.
+        temperature: sampling temperature of the rollouts; 1 for SFT.
+        workers: worker group whose ranks take every step together, by the backend of its options; None: this process
+            alone.
+        megatron: layout of Megatron's ranks, of this process alone; None: PyTorch.
+    """
+    if workers is not None:
+        return RankedBackend(policy, options, temperature, workers)
+    if megatron is not None:
+        return build_rank(policy, options, temperature, Group.alone(policy.device), megatron=megatron)
+    return TorchBackend(policy, options, temperature)
+
+
+def build_scorer(
+    folder: PolicyFolder, options: TrainOptions, workers: WorkerGroup | None = None
+) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
+    """Log-probs of a policy that is not trained, for the KL term.
+
+    Between calls it waits in the memory of the CPU.
+
+    Args:
+        workers: whose ranks hold a part of it each, where they do of the trained policy. None: this process alone.
+    """
+    temperature = options.rollout.sampling.temperature
+    if workers is not None and (options.shares_weights or not workers.drives_a_rank):
+        return RankedScorer(load_empty(options.policy, folder.path), options.optimizer, temperature, workers)
+    return build_rank_scorer(folder.path, options.policy, options.optimizer, temperature).log_probs
+
+
+class RankedBackend:
+    """`TrainBackend` over the ranks of a worker group.
+
+    Args:
+        policy: of the driver. Copies are trained in place, on all ranks alike. Where the weights are sharded it is that
+            of the engine, and may be empty (`load_empty`): each rank reads its part from the policy's folder.
+        options: optimizer and micro-batches.
+        temperature: sampling temperature of the rollouts.
+
+    """
+
+    def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
+        self._workers = workers
+        self._cost = StepCost.of(policy.model.config)
+        self._is_stale = policy.is_empty
+        self._changes = 0
+        shape = workers.options
+        layout = shape.megatron_layout
+        if workers.weights is None:
+            workers.call_all("build_backend", None, options, temperature)
+        else:
+            workers.read(workers.weights, "build_backend", options, temperature)
+        self._is_sharded = shape.shares_weights  # hybrid may have one shard a copy
+        self._is_apart = self._is_sharded or options.offload  # what is trained, from the engines' weights
+        self._parts = Parts(workers.size, 1 if layout is None else layout.tensor_parallel)
+        if layout is not None:
+            self._first_copies = [rank - rank % layout.tensor_parallel for rank in range(workers.size)]
+        else:
+            shards = {"none": 1, "full": workers.size, "hybrid": workers.size // shape.replicas}[shape.sharding]
+            self._first_copies = [rank % shards for rank in range(workers.size)]
+        workers.before_rollout = self.renew if self._is_apart else None
+
+    @property
+    def own(self) -> TorchBackend:
+        """The driver's backend, where the driver is a rank."""
+        backend: TorchBackend = self._workers.own.backend
+        return backend
+
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """See `TrainBackend`."""
+        shards = _shard(samples, self._parts.count, self._cost)
+        parts = self._parts.spread([[samples[index] for index in shard] for shard in shards])
+        scored = self._workers.call_each("log_probs", [(part,) for part in parts])
+        return _in_order(self._parts.pick(scored), shards)
+
+    def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
+        """See `TrainBackend`."""
+        count = self._parts.count
+        parts: list[Any]
+        size = None
+        if isinstance(batch, Demonstrations):
+            parts = _filled(shard_range(batch.numbers, count), range(0), count)
+        else:
+            size = StepSize.of(batch)
+            parts = [[batch[index] for index in shard] for shard in _shard(batch, count, self._cost)]
+        given = [(part, objective, learning_rate, size) for part in self._parts.spread(parts)]
+        rows: list[dict[str, float]] = self._workers.call_each("step", given)
+        self._note_change()
+        # A rank without samples has no metrics of the objective.
+        totals: dict[str, float] = {}
+        for row in self._parts.pick(rows):
+            for name, value in row.items():
+                if name not in _OF_THE_STEP:
+                    totals[name] = totals.get(name, 0.0) + value
+        return {**totals, **{name: rows[0][name] for name in _OF_THE_STEP}}
+
+    def renew(self) -> None:
+        """See `TrainBackend`; every rank's own model."""
+        if self._is_apart and self._is_stale:
+            self._workers.call_all("renew")
+        self._is_stale = False
+
+    def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+        """See `TrainBackend`; weights that this process lacks are sent in parts of `PART_BYTES` when they are read."""
+        if self._workers.drives_a_rank and not self._is_sharded:
+            yield from self.own.iter_weights(dtype)
+            return
+        for names in self._workers.call_each("plan_parts", [(dtype, PART_BYTES)])[0]:
+            part: list[tuple[str, Any]] = self._workers.call_all("collect", names, dtype)[0]
+            part.reverse()
+            while part:
+                yield part.pop()  # no name for it: the receiver alone holds it
+
+    def weight_source(self) -> WeightSource:
+        """See `TrainBackend`."""
+        return WeightSource(self.iter_weights, lambda: self._changes)
+
+    def sleep(self) -> None:
+        """See `TrainBackend`."""
+        self._workers.call_all("sleep")
+
+    def wake_up(self) -> None:
+        """See `TrainBackend`."""
+        self._workers.call_all("wake_up")
+
+    def export(self, folder: Path) -> Files:
+        """See `TrainBackend`.
+
+        Raises:
+            RankError: the copies of the weights have come apart.
+        """
+        if self._first_copies != list(range(self._workers.size)):
+            self._compare_copies()
+        return self._workers.write(folder, "export", everywhere=self._is_sharded)
+
+    def save_state(self, folder: Path) -> Files:
+        """See `TrainBackend`."""
+        return self._workers.write(folder, "save_state", everywhere=self._is_sharded)
+
+    def load_state(self, folder: Path) -> None:
+        """See `TrainBackend`."""
+        self._workers.read(folder, "load_state")
+        self._note_change()
+
+    def close(self) -> None:
+        """See `TrainBackend`."""
+        self._workers.before_rollout = None
+        if self._workers.drives_a_rank:
+            self.own.close()
+
+    def _note_change(self) -> None:
+        self._is_stale = True
+        self._changes += 1
+
+    def _compare_copies(self) -> None:
+        """See that all copies hold the same weights."""
+        digests: list[str] = self._workers.call_all("digest")
+        for rank, digest in enumerate(digests):
+            first = self._first_copies[rank]
+            if digest != digests[first]:
+                raise RankError(
+                    f"the weights of process {rank + 1} differ from those of process {first + 1}, and nothing is "
+                    "saved. The same command continues from what is stored."
+                )
+
+
+class RankedScorer:
+    """Log-probs of a policy that is not trained, of which each rank of a worker group holds a part.
+
+    Args:
+        policy: empty; its weights are read from its folder.
+        options: micro-batches.
+        temperature: sampling temperature of the rollouts.
+    """
+
+    def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
+        shape = workers.options
+        assert policy.folder is not None
+        layout = shape.megatron_layout
+        self._workers, self._cost = workers, StepCost.of(policy.model.config)
+        self._parts = Parts(workers.size, 1 if layout is None else layout.tensor_parallel)
+        workers.read(policy.folder, "build_scorer", options, temperature)
+
+    @property
+    def own(self) -> ReferenceScorer:
+        """The driver's part, where the driver is a rank."""
+        scorer: ReferenceScorer = self._workers.own.scorer
+        return scorer
+
+    def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """(M,) float32 log-probs of each sample's trained tokens."""
+        shards = _shard(samples, self._parts.count, self._cost)
+        parts = self._parts.spread([[samples[index] for index in shard] for shard in shards])
+        scored = self._workers.call_each("reference_log_probs", [(part,) for part in parts])
+        return _in_order(self._parts.pick(scored), shards)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How many ranks work on the same samples.
+
+    Attributes:
+        ranks: all of them.
+        alike: neighbouring ranks that take the same samples.
+    """
+
+    ranks: int
+    alike: int = 1
+
+    @property
+    def count(self) -> int:
+        """Parts of the samples of a step."""
+        return self.ranks // self.alike
+
+    def spread(self, parts: Sequence[Any]) -> list[Any]:
+        """The part of each rank."""
+        return [part for part in parts for _ in range(self.alike)]
+
+    def pick(self, results: Sequence[Any]) -> list[Any]:
+        """One result of each part, of those of all ranks."""
+        return list(results[:: self.alike])
+
+
+def _shard(samples: Sequence[TrainSample], count: int, cost: StepCost) -> list[list[int]]:
+    """Indices of the samples of each rank."""
+    return _filled(shard_samples(samples, count, cost), [], count)
+
+
+def _in_order(scored: Sequence[Sequence[np.ndarray]], shards: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Rows of all ranks, in the order of the samples."""
+    rows = dict(zip(chain(*shards), chain(*scored), strict=True))
+    return [rows[index] for index in range(len(rows))]
+
+
+def _filled(parts: list[Any], empty: Any, count: int) -> list[Any]:
+    """One part for each rank: every rank takes part in a step, with or without samples."""
+    return [*parts, *[empty] * (count - len(parts))]
