@@ -19,8 +19,8 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, sa
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.training import backend as backends
 from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
-from geo_sokoban_pipeline.training.backends import ranks
 from geo_sokoban_pipeline.training.batch import TrainSample
 from policies.mixtures import build_mixture
 from training.four_ranks import FourRanks
@@ -80,7 +80,7 @@ def test_weights_are_collected_in_parts_and_in_the_servers_type(
     policy = copied(setup.trained) if kind == "dense" else build_mixture(setup.policy)
     save_policy(policy, tmp_path)
     limit = 20_000
-    monkeypatch.setattr(ranks, "PART_BYTES", limit)
+    monkeypatch.setattr(backends, "PART_BYTES", limit)
     empty = load_empty(setup.options.policy, tmp_path)
     with four_ranks.group(empty, "two shards") as workers:
         backend: Any = build_backend(empty, OPTIONS, 0.9, workers)
@@ -88,7 +88,7 @@ def test_weights_are_collected_in_parts_and_in_the_servers_type(
         run = workers.run
 
         def noted(own: Any, others: Any) -> Any:
-            jobs.extend(job.names for job in others[:1] if isinstance(job, ranks.Collect))
+            jobs.extend(call.arguments[0] for call in others[:1] if call.method == "collect")
             return run(own, others)
 
         monkeypatch.setattr(workers, "run", noted)
