@@ -157,7 +157,7 @@ def record(one: Combination, tree: Path, folder: Path) -> dict[str, str]:
     if one["backend"] == "megatron":
         train["megatron"] = {"tensor_parallel": one["processes"]}
     config = folder / "config.json"
-    write_json(config, {"run": {"pipelines": [run], "env": "test", "params": {run: train}}})
+    write_json(config, {"run": {"pipelines": run, "env": "test", "params": {run: train}}})
     environment = {
         **os.environ,
         "GEO_SOKOBAN_DATA_ROOT": str(folder / "data"),

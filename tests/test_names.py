@@ -17,13 +17,14 @@ import geo_sokoban_pipeline
 PACKAGE = Path(geo_sokoban_pipeline.__file__).parent
 ROOT = Path(__file__).parents[1]
 # Kedro's names, and what a folder's other modules build on.
-BY_CONVENTION = {"base", "factory", "nodes", "pipeline"}
+BY_CONVENTION = {"base", "nodes", "pipeline"}
 # Each task has these files; some have a counterpart for what all tasks share.
 OF_EACH_TASK = {"config", "data", "data_steps", "drawing", "env", "evaluation", "expert", "inspection", "report"}
 OF_EACH_TASK |= {"sources", "task"}
 # Subjects that several layers have a file on: its options (`config`), its checks (`preflight`), its hooks, datasets and
-# pipelines, or its reward. `metrics`: of episodes, those that a task uses and those built on them.
-SUBJECTS = {"audit", "geo3k", "grpo", "metrics", "own_code", "parameters", "policy", "rollout", "runs"}
+# pipelines, or its reward. `metrics`: of episodes, those that a task uses and those built on them. `backend`: of a run,
+# and Megatron's.
+SUBJECTS = {"audit", "backend", "geo3k", "grpo", "metrics", "own_code", "parameters", "policy", "rollout", "runs"}
 SUBJECTS |= {"servers", "sokoban", "stored", "study", "trajectories"}
 
 
