@@ -1,9 +1,9 @@
 """Gold: digests of small whole runs at a commit, which no rearrangement of the code may change.
 
 Each combination of task, processes, sharding, rollout workers, staleness, placement and backend that the options allow
-is a run of `--env=test`, followed by its SFT control where time permits: what is stored of it is hashed, but for what
-depends on the clock. Two commits have equal digests, or one of them computes something else. Digests hold on one
-machine only: the base commit is recorded again on each.
+is a run of `--env=test`: all that is stored of it is hashed, but for what depends on the clock. Two commits have equal
+digests, or one of them computes something else. Digests hold on one machine only: the base commit is recorded again on
+each.
 
     python -m benchmarks.gold --of HEAD~1 --out base.json                 # twelve runs, which hold every pair of values
     python -m benchmarks.gold --of HEAD --compare base.json
