@@ -199,9 +199,12 @@ def hash_bytes(parts: Iterable[bytes]) -> str:
 
 
 def compare(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
-    """A line for each digest that two records do not share; runs that only one of them holds are not compared."""
-    for name in sorted(first["runs"].keys() & second["runs"].keys()):
-        one, other = first["runs"][name], second["runs"][name]
+    """A line for each digest of the second record that differs in the first, and for each run that the first lacks."""
+    for name, other in sorted(second["runs"].items()):
+        one = first["runs"].get(name)
+        if one is None:
+            yield f"{name}: not recorded"
+            continue
         for place in sorted(one.keys() | other.keys()):
             if one.get(place) != other.get(place):
                 yield f"{name}: {place}"

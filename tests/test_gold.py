@@ -21,7 +21,7 @@ def test_few_runs_hold_each_pair_that_any_run_holds():
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """What a run stores, in small."""
+    """Files as a run stores them, in small."""
     episodes = tmp_path / "05_model_input" / "trajectories" / "part-000.parquet"
     episodes.parent.mkdir(parents=True)
     pq.write_table(pa.table({"token_ids": [[1, 2]], "timings": [0.5]}), episodes)
@@ -68,3 +68,8 @@ def test_what_does_not_depend_on_the_clock_is_compared(
     change(root)
     after = {"runs": {"one": dict(gold.digest_files(root))}}
     assert list(gold.compare(before, after)) == [f"one: {place}" for place in differing]
+
+
+def test_a_run_that_the_other_record_lacks_is_a_difference():
+    run = {"model.safetensors": "a"}
+    assert list(gold.compare({"runs": {"one": run}}, {"runs": {"one": run, "two": run}})) == ["two: not recorded"]

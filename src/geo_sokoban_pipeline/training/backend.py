@@ -113,10 +113,7 @@ class RankedBackend:
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
-        shards = _shard(samples, self._parts.count, self._cost)
-        parts = self._parts.spread([[samples[index] for index in shard] for shard in shards])
-        scored = self._workers.call_each("log_probs", [(part,) for part in parts])
-        return _in_order(self._parts.pick(scored), shards)
+        return _score(samples, self._workers, "log_probs", self._parts, self._cost)
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         """See `TrainBackend`."""
@@ -234,10 +231,7 @@ class RankedScorer:
 
     def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens."""
-        shards = _shard(samples, self._parts.count, self._cost)
-        parts = self._parts.spread([[samples[index] for index in shard] for shard in shards])
-        scored = self._workers.call_each("reference_log_probs", [(part,) for part in parts])
-        return _in_order(self._parts.pick(scored), shards)
+        return _score(samples, self._workers, "reference_log_probs", self._parts, self._cost)
 
 
 @dataclass(frozen=True)
@@ -271,8 +265,13 @@ def _shard(samples: Sequence[TrainSample], count: int, cost: StepCost) -> list[l
     return _filled(shard_samples(samples, count, cost), [], count)
 
 
-def _in_order(scored: Sequence[Sequence[np.ndarray]], shards: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Rows of all ranks, in the order of the samples."""
+def _score(
+    samples: Sequence[TrainSample], workers: WorkerGroup, method: str, parts: Parts, cost: StepCost
+) -> list[np.ndarray]:
+    """Rows that a method of the workers gives samples, shared out over the ranks, in the order of the samples."""
+    shards = _shard(samples, parts.count, cost)
+    given = parts.spread([[samples[index] for index in shard] for shard in shards])
+    scored = parts.pick(workers.call_each(method, [(part,) for part in given]))
     rows = dict(zip(chain(*shards), chain(*scored), strict=True))
     return [rows[index] for index in range(len(rows))]
 

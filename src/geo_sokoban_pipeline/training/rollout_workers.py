@@ -438,12 +438,12 @@ class RolloutWorkers:
         if load is None:
             return
         with suppress(DeadRankError):  # its end is in the inbox too
-            *given, last = load.arguments
+            arguments = load.arguments
             if self.servers is None:
-                folder, *given = given
-                load = replace(load, arguments=(seat.link.place(folder, _WEIGHT_FILES), *given, last))
+                arguments = (seat.link.place(arguments[0], _WEIGHT_FILES), *arguments[1:])
             else:
-                load = replace(load, arguments=(*given, self._places()))
+                arguments = (*arguments[:-1], self._places())
+            load = replace(load, arguments=arguments)
             seat.load = load
             seat.link.send(Do(load))
 

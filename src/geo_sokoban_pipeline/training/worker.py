@@ -1,7 +1,7 @@
 """A worker: the object that a process of a run holds, and whose methods are all that the driver can ask of it.
 
 A rank has a group, a backend and perhaps a part of a reference policy; a rollout worker has none of these. Every call
-carries its inputs: between calls a worker holds its policy, its engine, its backend and its demonstrator alone.
+carries its inputs; between calls a worker keeps its attributes and its engine alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """What a process of a run can be asked.
+    """The state of a process of a run; the driver calls its methods.
 
     Attributes:
         policy: this process's own.
@@ -261,7 +261,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a process builds its worker from; the weights come from rank 0 when it joins the group.
+    """Configuration, encoders and options from which a process builds its worker; rank 0 sends the weights as it joins.
 
     Attributes:
         config: configuration of the model.

@@ -1,4 +1,4 @@
-"""What one rank computes with: its part of a training backend, and of a reference policy."""
+"""One rank's part of a training backend, and of a reference policy."""
 
 from __future__ import annotations
 
