@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SHARED_SERVERS: set[str] = set()  # addresses
 RAY_CLUSTERS: list[RayCluster] = []  # the one that runs
-IN_RAY = ("test_ray", "training/test_rollout_workers")
+IN_RAY = ("distributed/test_processes", "test_ray", "training/test_rollout_workers")
 # Tests of one process, by a part of their path.
 TOGETHER = {
     "sglang": "sglang",
@@ -162,20 +162,14 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ranks_are_forks() -> Iterator[None]:
-    """Ranks and workers have the imports as they start, but for the tests that ask for `spawned_ranks`."""
-    from forked import forked_ranks
+def _forks_are_of_one_server() -> None:
+    """Commands and processes of tests are forks of one server, which has the imports of both."""
+    from multiprocessing import forkserver
 
-    with forked_ranks():
-        yield
+    from forked import fork_server
 
-
-@pytest.fixture
-def spawned_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks and workers start as those of a run do, each in an interpreter of its own."""
-    import multiprocessing
-
-    monkeypatch.setattr("torch.multiprocessing.get_context", multiprocessing.get_context)
+    fork_server()
+    forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session")

@@ -3,27 +3,24 @@
 `ForkedCommand` behaves like the `subprocess.Popen` of the same words. Arguments, environment, folder, output, signals
 and exit code are the command's own; only modules of other packages are there before it begins. What a library reads
 from the environment while it is imported is therefore not heard, and memory is shared with other forks: tests of
-either take a process of their own. The ranks and workers of a command are forks too, and where `forked_ranks` is in
-force so are those that this process starts; all have the server of the forks as parent in the eyes of the system. Each
-fork imports this module, so it imports nothing of the project.
+either take a process of their own. The ranks and workers of a command are forks of the same server as those of the
+tests, which is the parent of all in the eyes of the system. Each fork imports this module, so it imports nothing of the
+project.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
-import logging
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from multiprocessing import forkserver, get_context, reduction
+from multiprocessing import forkserver, get_context
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -94,27 +91,6 @@ def start_fork(target: Callable[..., Any], *args: Any, daemon: bool = False) -> 
     return process
 
 
-def forget_logging() -> None:
-    """Logging is as in a new interpreter: Kedro has configured it as it was imported."""
-    for logger in (logging.root, *map(logging.getLogger, ("kedro", "geo_sokoban_pipeline"))):
-        logger.handlers.clear()
-        logger.setLevel(logging.NOTSET)
-    logging.root.setLevel(logging.WARNING)
-
-
-@contextmanager
-def forked_ranks() -> Iterator[None]:
-    """For the `with` block, ranks and workers that this process starts are forks."""
-    from torch import multiprocessing
-
-    before = multiprocessing.get_context
-    multiprocessing.get_context = _forking
-    try:
-        yield
-    finally:
-        multiprocessing.get_context = before
-
-
 @cache
 def fork_server() -> ForkServerContext:
     """The context of `multiprocessing` whose processes are forks."""
@@ -132,8 +108,7 @@ def _run_module(words: list[str], cwd: str, env: dict[str, str], output: str, ad
     code = 0
     try:
         _join(address)
-        with forked_ranks():
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except BaseException:
@@ -148,15 +123,6 @@ def _run_module(words: list[str], cwd: str, env: dict[str, str], output: str, ad
 
 def _run_function(address: str, target: Callable[..., Any], args: Sequence[Any]) -> None:
     _join(address)
-    with forked_ranks():
-        target(*args)
-
-
-def _run_rank(
-    env: dict[str, str], cwd: str, output: list[int], target: Callable[..., Any], args: Sequence[Any]
-) -> None:
-    _take_over(env, cwd, output)
-    forget_logging()
     target(*args)
 
 
@@ -174,36 +140,6 @@ def _take_over(env: Mapping[str, str], cwd: str, output: Sequence[int]) -> None:
 
 def _keep_frozen() -> None:
     """In place of `gc.unfreeze`, which knows all or nothing."""
-
-
-class _Forks:
-    """What `distributed/launch.py` needs of a context of `multiprocessing`."""
-
-    def Pipe(self) -> Any:  # noqa: N802 - as there
-        return fork_server().Pipe()
-
-    def Process(self, *, target: Callable[..., Any], args: Sequence[Any], daemon: bool) -> ForkServerProcess:  # noqa: N802
-        own = (dict(os.environ), os.getcwd(), [_Descriptor(1), _Descriptor(2)])
-        return fork_server().Process(target=_run_rank, args=(*own, target, args), daemon=daemon)
-
-
-def _forking(_: str) -> _Forks:
-    return _Forks()
-
-
-@dataclass(frozen=True)
-class _Descriptor:
-    """An open file that travels with the arguments of a process, and is a number there."""
-
-    number: int
-
-    def __reduce__(self) -> Any:
-        return _arrived, (reduction.DupFd(self.number),)
-
-
-def _arrived(sent: Any) -> int:
-    number: int = sent.detach()
-    return number
 
 
 def _address() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from forked import forget_logging, start_fork
+from forked import start_fork
 from geo_sokoban_pipeline.processes import supervised
 from mounts import hide_here
 
@@ -33,10 +34,7 @@ _START = 600.0  # seconds in which a node has to start, in several tries
 _PORTS = range(20_000, 32_000)  # neither those of outgoing connections nor those that Ray gives its workers
 _GRACE = 5.0
 # How Ray names the processes of actors.
-RANKS = (
-    *("ray::process ", "ray::Rank", "ray::rollout worker ", "ray::Talker"),
-    *("ray::server ", "ray::ServerHost"),
-)
+RANKS = (*("ray::process ", "ray::rollout worker ", "ray::server ", "ray::Actor"),)
 # Other tests keep both cores busy and fill the memory: a node that answers late is no dead one, and no process has to
 # make room. A node that is killed refuses connections, which is found at once.
 _PATIENT = {
@@ -234,7 +232,10 @@ def fork_workers(place: str, hidden: Path | None) -> None:
     """
     import forked_workers
 
-    forget_logging()
+    # As in a new interpreter: Kedro has configured logging as it was imported.
+    for logger in (logging.root, *map(logging.getLogger, ("kedro", "geo_sokoban_pipeline"))):
+        logger.handlers.clear()
+        logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
     if hidden:
         hide_here(hidden)
     own = (sys.prefix, sys.base_prefix)

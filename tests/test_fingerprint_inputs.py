@@ -60,6 +60,7 @@ LAYOUT = {
     "megatron.tensor_parallel": "how many ranks split a matrix",
     "megatron.sequence_parallel": "which of its ranks holds which tokens",
     "placement": "where the ranks live",
+    "rank_timeout": "when they count as lost",
 }
 # Fields whose other values are free, and why.
 FREE = {
@@ -76,7 +77,6 @@ FREE = {
     **{f"loop.retention.{name}": "what is stored" for name in ("episodes", "images", "newest", "tokens")},
     **{f"ray.{name}": "on which nodes the ranks live" for name in ("address", "cpus", "gpus", "resources", "strategy")},
     "ray.patience": "when a run stops",
-    "ray.job_timeout": "when ranks are lost",
     "ray.max_restarts": "when a run stops",
     "ray.min_processes": "how many ranks there are",
     "evaluation.prompts": "after training",

@@ -160,7 +160,7 @@ UNITS = {
     "cpus": "CPUs",
     "gpus": "GPUs",
     "train_*.ray.patience": "seconds",
-    "job_timeout": "seconds",
+    "rank_timeout": "seconds",
     "max_restarts": "restarts",
     "min_processes": "processes",
     "replicas": "copies",

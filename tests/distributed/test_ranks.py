@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.distributed.messages import RankError
-from rank_jobs import FailThenSum, SumGradients, start
+from geo_sokoban_pipeline.distributed.process import WorkerError
+from rank_jobs import close, run, start
 
 
 @pytest.mark.slow
@@ -20,12 +18,10 @@ def test_sums_of_four_ranks() -> None:
     ranks, own = start(4)
     try:
         for count in [*counts, *counts[:2]]:
-            job = SumGradients(count)
-            found.setdefault(count, []).extend(ranks.run(partial(job, own), [job] * 3))
+            found.setdefault(count, []).extend(run(ranks, "sum_gradients", [(count,)] * 4))
     finally:
-        ranks.close()
-        assert own.group is not None
-        own.group.close()
+        close(ranks)
+        own.leave()
     for count, answers in found.items():
         parts = []
         for rank in range(4):
@@ -54,14 +50,11 @@ def test_a_rank_that_fails_while_the_others_wait_for_it_is_named(
 ) -> None:
     ranks, own = start(3)
     try:
-        with pytest.raises(RankError, match=message):
-            others = [FailThenSum(failing, gradients, connected) for failing in ("", how)]
-            ranks.run(lambda: others[0](own), others)
-        with pytest.raises(RankError, match="closed"):
-            ranks.run(lambda: None, [])
+        with pytest.raises(WorkerError, match=message):
+            run(ranks, "fail_then_sum", [(failing, gradients, connected) for failing in ("", "", how)])
     finally:
-        assert own.group is not None
-        own.group.close()
+        close(ranks, patient=False)
+        own.leave()
 
 
 def test_a_process_that_was_alone_joins_others() -> None:
@@ -69,11 +62,9 @@ def test_a_process_that_was_alone_joins_others() -> None:
     Group.alone("cpu")
     ranks, own = start(2)
     try:
-        assert own.group is not None
-        found = ranks.run(lambda: SumGradients()(own), [SumGradients()])
+        found = run(ranks, "sum_gradients", [()] * 2)
     finally:
-        ranks.close()
-        assert own.group is not None
-        own.group.close()
+        close(ranks)
+        own.leave()
     assert all(torch.equal(one, other) for one, other in zip(found[0][:3], found[1][:3], strict=True))
     assert [gradients[3] for gradients in found] == [None, None]

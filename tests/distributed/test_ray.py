@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +14,10 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.config.ray import RayOptions
-from geo_sokoban_pipeline.distributed.messages import DeadRankError, RankError
-from geo_sokoban_pipeline.distributed.ray_actors import CHUNK_BYTES
-from geo_sokoban_pipeline.distributed.ray_placement import RayRanks, connected
-from rank_jobs import FailThenSum, JoinAt, Look, OpenMeeting, Sleep, SumGradients, WriteRank, build
+from geo_sokoban_pipeline.distributed.process import WorkerDied, WorkerError
+from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError, connected
+from geo_sokoban_pipeline.distributed.ray_process import CHUNK_BYTES, RayProcess, start_ray_processes
+from rank_jobs import build, close, join, run
 from ray_cluster import RayCluster
 
 pytestmark = pytest.mark.slow
@@ -32,11 +34,12 @@ def _joined(ray_cluster: RayCluster) -> Iterator[None]:
             yield
 
 
-def start(options: RayOptions = APART) -> RayRanks:
+def start(options: RayOptions = APART) -> list[RayProcess]:
     """Two ranks that have joined."""
-    ranks = RayRanks(2, build, options)
-    port = ranks.run([OpenMeeting(2, ranks.host)])[0]
-    ranks.run([JoinAt(rank, 2, ranks.host, port, place.address) for rank, place in enumerate(ranks.places)])
+    ranks = start_ray_processes(["process 1 of 2", "process 2 of 2"], "2 ranks of", options)
+    for rank in ranks:
+        rank.build(build)
+    join(ranks, ranks[0].where.address, [rank.where.address for rank in ranks])
     return ranks
 
 
@@ -45,9 +48,9 @@ def test_two_nodes_sum_as_one_process_does_and_folders_travel(
 ) -> None:
     ranks = start()
     try:
-        ranks.run([Sleep(2.1)])  # long enough to be logged
-        assert not ranks.is_on_one_machine
-        found = ranks.run([SumGradients()] * 2)
+        ranks[0].call("sleep", 2.1).result()  # long enough to be logged
+        assert len({rank.where.node for rank in ranks}) == 2
+        found = run(ranks, "sum_gradients", [()] * 2)
         for count, sums in zip((40_001, 3), zip(*found, strict=True), strict=False):
             terms = []
             for rank in range(2):
@@ -61,57 +64,82 @@ def test_two_nodes_sum_as_one_process_does_and_folders_travel(
         for name, size in {**given, "manifest.json": 7}.items():
             (tmp_path / "given" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "given" / name).write_bytes(os.urandom(size))
-        looks = ranks.read(tmp_path / "given", Look)
+        places = [rank.place(tmp_path / "given") for rank in ranks]
+        assert places == [rank.place(tmp_path / "given") for rank in ranks], "sent once"
+        looks = run(ranks, "look", [(place,) for place in places])
+        for rank in ranks:
+            rank.clear(tmp_path / "given")
         assert [content for _, _, content in looks] == [given, given]
         folders = [folder for folder, _, _ in looks]
         assert len(set(folders)) == 2
-        assert [listed for _, listed, _ in looks] == [["1"], ["2"]], "the copy alone"
+        assert [listed for _, listed, _ in looks] == [["1"], ["1"]], "the copy alone"
         assert all(os.listdir(folder) == [] for folder in folders), "it is gone afterwards"
 
         (tmp_path / "made").mkdir()
-        files = ranks.write(tmp_path / "made", lambda folder: WriteRank(folder, CHUNK_BYTES + 1), 2)
-        assert sorted(files) == ["0.bin", "1.bin"]
+        boxes = [rank.outbox(tmp_path / "made") for rank in ranks]
+        parts = run(ranks, "write_rank", [(box, CHUNK_BYTES + 1) for box in boxes])
+        for rank, box, known in zip(ranks, boxes, parts, strict=True):
+            rank.take(box, tmp_path / "made", known)
+        assert [sorted(known) for known in parts] == [["0.bin"], ["1.bin"]]
         assert (tmp_path / "made" / "1.bin").read_bytes() == b"\1" * (CHUNK_BYTES + 1)
-        with pytest.raises(RankError, match="0.bin did not arrive as process 1 of 2 .* has written it"):
-            ranks.write(tmp_path / "made", lambda folder: WriteRank(folder, 3, wrong=True), 2)
+        box = ranks[0].outbox(tmp_path / "made")
+        wrong = ranks[0].call("write_rank", box, 3, True).result()
+        with pytest.raises(WorkerError, match="0.bin did not arrive as process 1 of 2 .* has written it"):
+            ranks[0].take(box, tmp_path / "made", wrong)
 
         shown, deadline = "", time.monotonic() + 60
-        while "INFO Sleep: 2.1 s" not in shown and time.monotonic() < deadline:
+        while "INFO sleep: 2.1 s" not in shown and time.monotonic() < deadline:
             time.sleep(0.1)
             shown += "".join(capfd.readouterr())
-        assert re.search(r"\(process 1 of 2 pid=\d+[^)]*\)\S* INFO Sleep: 2.1 s", shown), shown
+        assert re.search(r"\(process 1 of 2 pid=\d+[^)]*\)\S* INFO sleep: 2.1 s", shown), shown
     finally:
-        ranks.close()
+        close(ranks)
 
 
 @pytest.mark.parametrize(
     ("how", "kind", "message"),
     [
-        ("raise", RankError, r"(?s)process 2 of 2 \(pid \d+ on [\d.]+\) failed:.*Traceback.*ValueError: out of luck"),
-        ("kill", DeadRankError, r"process 2 of 2 \(pid \d+ on [\d.]+\) has ended: .*died.* Its log is in .*/logs"),
+        ("raise", WorkerError, r"(?s)process 2 of 2 \(pid \d+ on [\d.]+\) failed:.*Traceback.*ValueError: out of luck"),
+        ("kill", WorkerDied, r"process 2 of 2 \(pid \d+ on [\d.]+\) has ended: .*died.* Its log is in .*/logs"),
     ],
 )
-def test_a_rank_that_fails_while_the_other_waits_is_named(how: str, kind: type[RankError], message: str) -> None:
+def test_a_rank_that_fails_while_the_other_waits_is_named(how: str, kind: type[WorkerError], message: str) -> None:
     ranks = start()
-    began = time.monotonic()
-    with pytest.raises(RankError, match=message) as caught:
-        ranks.run([FailThenSum(failing, gradients=True) for failing in ("", how)])
-    assert type(caught.value) is kind
-    assert time.monotonic() - began < 20
-    with pytest.raises(RankError, match="closed"):
-        ranks.run([SumGradients()] * 2)
-
-
-def test_ranks_that_do_not_answer_in_time_count_as_lost() -> None:
-    ranks = RayRanks(2, build, APART.model_copy(update={"job_timeout": 2.0}))
-    late = r"^process 1 of 2 \(pid \d+ on \S+\): no answer in 2 s \(ray.job_timeout\)"
-    with pytest.raises(DeadRankError, match=late):
-        ranks.run([Sleep(60)])
-    assert not ranks.is_open
+    try:
+        began = time.monotonic()
+        with pytest.raises(kind, match=message) as caught:
+            run(ranks, "fail_then_sum", [(failing, True) for failing in ("", how)])
+        assert isinstance(caught.value, WorkerDied) == (how == "kill")
+        assert time.monotonic() - began < 20
+    finally:
+        close(ranks, patient=False)
 
 
 def test_ranks_that_find_no_place_are_an_error_with_what_there_is() -> None:
-    with pytest.raises(
-        RankError, match=r"(?s)2 ranks of 2 CPU each, .*found no place in 1 s: .*2 CPU.*Lower processes"
-    ):
-        RayRanks(2, build, APART.model_copy(update={"cpus": 2.0, "patience": 1.0}))
+    said = r"(?s)2 ranks of 2 CPU each, .*found no place in 1 s: .*2 CPU.*Lower processes"
+    with pytest.raises(NoPlaceError, match=said):
+        start(APART.model_copy(update={"cpus": 2.0, "patience": 1.0}))
+
+
+def test_a_process_that_fails_before_it_is_placed_is_not_tried_again() -> None:
+    with pytest.raises(WorkerError, match="broken has ended"):
+        start_ray_processes(["broken"], "broken with", APART, files={".": b"no file"})
+
+
+def test_a_connection_leaves_the_environment_as_it_was(ray_cluster: RayCluster) -> None:
+    """Also that of a cluster of this process's own, whose token another cluster must not be shown."""
+    code = """
+import os
+from geo_sokoban_pipeline.config.ray import RayOptions
+from geo_sokoban_pipeline.distributed.ray_cluster import connected
+before = dict(os.environ)
+for _ in range(2):
+    with connected(RayOptions(), 1):
+        assert "RAY_AUTH_TOKEN" in os.environ
+    assert dict(os.environ) == before, set(os.environ) ^ set(before)
+print("as before")
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "as before\n", done.stderr[-2000:]

@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from geo_sokoban_pipeline.distributed.ray_actors import files_of
+from geo_sokoban_pipeline.distributed.ray_process import files_of
 
 
-def test_the_module_of_actors_imports_no_torch() -> None:
+def test_what_an_actor_imports_before_its_work_is_light() -> None:
     """It takes a process seconds and 300 MB, which the host of a server never needs."""
     heavy = ("torch", "transformers", "pandas", "pyarrow")
     code = (
-        "import sys, geo_sokoban_pipeline.distributed.ray_actors\n"
+        "import sys, geo_sokoban_pipeline.distributed.ray_process, geo_sokoban_pipeline.distributed.server_host\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,17 +7,18 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from geo_sokoban_pipeline.config.ray import RayOptions
-from geo_sokoban_pipeline.distributed.ray_placement import NoPlaceError, RayRanks, connected
+from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError, connected
+from geo_sokoban_pipeline.distributed.ray_process import start_ray_processes
 from geo_sokoban_pipeline.distributed.ray_servers import RayServer, RayServers
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.ray_group import servers_alone
-from rank_jobs import build
+from rank_jobs import close
 from ray_cluster import RayCluster, wait_until
 from task_options import TrainOptions
 
@@ -62,12 +63,15 @@ def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
     values = {"placement": "ray", "processes": 2, "threads": 1, "ray": {**PLACING.model_dump(), "min_processes": 1}}
     rollout = train_options.rollout.model_dump() | {"engine": "sglang", "server": server}
     options = TrainOptions.model_validate(train_options.model_dump() | values | {"rollout": rollout})
-    with closing(RayRanks(2, build, PLACING, 1)) as ranks, servers_alone(options) as (fitting, launcher):
+    ranks = start_ray_processes(["process 1 of 2", "process 2 of 2"], "2 ranks of", PLACING, 1)
+    places = [rank.where for rank in ranks]
+    with ExitStack() as opened, servers_alone(options) as (fitting, launcher):
+        opened.callback(close, ranks)
         assert launcher is not None and fitting.rollout.server.count == 1
         assert "place for 1 of 2 servers, which go on alone (ray.min_processes=1)" in caplog.text
         patient = PLACING.model_copy(update={"patience": 60.0})
         alone = RayServer(fitting.rollout.server, tiny_policy, 0, patient)
-        given = [place.gpus for place in ranks.places]
+        given = [place.gpus for place in places]
         assert [len(gpus) for gpus in given] == [1, 1]
         own, pid, log = visible(alone), alone.pid, alone.log
         assert sorted([*given[0], *given[1], *own]) == ["0", "1", "2", "3"]
@@ -77,7 +81,7 @@ def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
         wait_until(lambda: "has ended" in (alone.lost() or ""), "its actor has ended")
         assert sorted(visible(alone)) == sorted(own) and alone.log != log, "brought back by another one"
         with pytest.raises(NoPlaceError, match="1 ranks of 0.1 CPU, 1 GPU each, .*found no place in 3 s"):
-            RayRanks(1, build, PLACING, 1)
+            start_ray_processes(["one"], "1 ranks of", PLACING, 1)
         late = RayServer(fitting.rollout.server, tiny_policy, 0, PLACING.model_copy(update={"patience": 300.0}))
         with ThreadPoolExecutor(1) as aside:
             waiting, began = aside.submit(late.start), time.monotonic()
@@ -90,7 +94,7 @@ def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
 
         states = [group["state"] for group in ray.util.placement_group_table().values()]
         assert set(states) <= {"CREATED", "REMOVED"}, "nothing waits any more"
-        with closing(RayServers(PLACING, ranks.places)) as servers:
+        with closing(RayServers(PLACING, places)) as servers:
             shared = servers.launcher.server(fitting.rollout.server, tiny_policy, 0)
             assert visible(shared) == [*given[0], *given[1]], "nothing was free, and nothing is needed"
             shared.end()

@@ -12,8 +12,8 @@ import pytest
 
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
-from geo_sokoban_pipeline.distributed.ray_actors import ActorPlace
-from geo_sokoban_pipeline.distributed.ray_placement import connected
+from geo_sokoban_pipeline.distributed.ray_cluster import connected
+from geo_sokoban_pipeline.distributed.ray_process import ActorPlace
 from geo_sokoban_pipeline.distributed.ray_servers import RayServers, shared_ranks
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, ServerLost

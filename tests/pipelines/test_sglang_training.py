@@ -178,7 +178,7 @@ def test_a_server_and_the_trainer_take_turns(project, monkeypatch):
         target = f"http://127.0.0.1:{server.port}"
         return proxies.setdefault(target, TurnProxy(target)).url if target not in proxies else proxies[target].url
 
-    wake_up = TorchBackend.wake_up
+    onload = TorchBackend.onload
 
     def noting(self):
         (proxy,) = proxies.values()
@@ -187,12 +187,12 @@ def test_a_server_and_the_trainer_take_turns(project, monkeypatch):
             (server,) = launched
             for process in tree(server.pid):
                 process.kill()
-        wake_up(self)
+        onload(self)
 
     launched = []
     start = LaunchedServer.start
     monkeypatch.setattr(LaunchedServer, "url", property(url))
-    monkeypatch.setattr(TorchBackend, "wake_up", noting)
+    monkeypatch.setattr(TorchBackend, "onload", noting)
     monkeypatch.setattr(LaunchedServer, "start", lambda self, **given: launched.append(self) or start(self, **given))
     parameters = server_parameters("")
     train = parameters["train_sokoban"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.distributed.messages import Beat, Hanging, Line
+from geo_sokoban_pipeline.progress import Clock
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.rollout.own_code import STUCK, EnvCalls, EnvTimeoutError
-from geo_sokoban_pipeline.training.rollout_worker import Begin, GroupOver, RolloutProcess
 from geo_sokoban_pipeline.training.worker import Worker
 from rollout.scripted import (
     PROMPT,
@@ -126,27 +126,37 @@ def _time_out() -> None:
     raise TimeoutError("its own")
 
 
-beats: list[Any] = []  # of a rollout worker that hangs or not
-
-
 def slow_reward(outcome: Any, args: dict[str, Any]) -> float:
-    """Takes four times as long as a rollout worker may stand still."""
-    before = len(beats)
-    while len(beats) < before + 16 and not any(isinstance(beat, Hanging) for beat in beats):
-        waiting.wait(0.01)
+    """Takes longer than a rollout worker may stand still."""
+    time.sleep(4 * LIMIT)
     return 1.0
 
 
-def test_a_rollout_worker_that_waits_for_a_slow_reward_is_alive() -> None:
+class HangingEngine(ScriptedEngine):
+    """An engine of this process that never answers."""
+
+    def poll(self) -> Any:
+        waiting.wait(4 * LIMIT)
+        return super().poll()
+
+
+@pytest.mark.parametrize(("engine", "is_hanging"), [(ScriptedEngine, False), (HangingEngine, True)])
+def test_a_slow_reward_is_no_standstill_and_a_hanging_engine_is(engine: Any, is_hanging: bool) -> None:
     sent: list[Any] = []
-    line = Line(lambda message: (beats if isinstance(message, Beat | Hanging) else sent).append(message))
     worker = Worker(CharacterPolicy(), None)  # type: ignore[arg-type]
-    worker.engine = ScriptedEngine([FIVE])  # type: ignore[assignment]
+    worker.engine = engine([FIVE])
     settings = make_settings(reward=f"{__name__}.slow_reward", max_turns=1)
     request = EpisodeRequest("t0", {"id": "r0", "prompt": PROMPT}, 0, 0, 0)
-    line.inbox.put(Begin(1, [request], settings, is_all=True, is_streamed=False))
-    line.inbox.put(None)
-    beats.clear()
-    RolloutProcess(lambda: worker, timeout=0.4)(line)  # type: ignore[arg-type]
-    assert not any(isinstance(beat, Hanging) for beat in beats)
-    assert [group.trajectories[0].reward for group in sent if isinstance(group, GroupOver)] == [1.0]
+    clock, longest = Clock(), 0.0
+
+    def roll_out() -> None:
+        with clock.working():
+            worker.rollout_groups(sent.append, 1, [request], settings, is_all=True, is_streamed=False)
+
+    thread = threading.Thread(target=roll_out)
+    thread.start()
+    while thread.is_alive():
+        longest = max(longest, clock.standstill)
+        time.sleep(0.01)
+    assert (longest > 2 * LIMIT) == is_hanging
+    assert [episode.reward for group in sent for episode in group] == [1.0]

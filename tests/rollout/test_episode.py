@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import queue
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from geo_sokoban_pipeline.rollout.rollout import (
     load_rollout_fn,
     rollout,
 )
-from geo_sokoban_pipeline.training.rollout_worker import Begin, GroupOver, RolloutProcess
+from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.trajectories.schema import TableContext, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
@@ -316,13 +314,24 @@ def hasty_rollout(engine, policy, requests, settings, enough):
 def test_a_worker_sends_whole_groups_alone():
     settings = make_settings(function=f"{__name__}.hasty_rollout", max_turns=1)
     requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n // 2, n % 2, n) for n in range(4)]
-    worker = SimpleNamespace(engine=ScriptedEngine({n: [STOP] for n in range(4)}), policy=CharacterPolicy())
+    worker = Worker(CharacterPolicy(), None)
+    worker.engine = ScriptedEngine({n: [STOP] for n in range(4)})
     sent = []
-    line = SimpleNamespace(send=sent.append, inbox=queue.SimpleQueue())
-    line.inbox.put(Begin(1, requests, settings, is_all=True, is_streamed=True))
     with pytest.raises(WrongEpisodesError, match=r"hasty_rollout: must return .* missing: t1\.$"):
-        RolloutProcess(lambda: worker, None)(line)
-    assert not any(isinstance(message, GroupOver) for message in sent)
+        worker.rollout_groups(sent.append, 1, requests, settings, is_all=True, is_streamed=True)
+    assert sent == []
+
+
+def test_groups_for_an_earlier_rollout_are_ignored():
+    settings = make_settings(max_turns=1)
+    requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n, 0, n) for n in range(2)]
+    worker = Worker(CharacterPolicy(), None)
+    worker.engine = ScriptedEngine({n: [STOP] for n in range(2)})
+    worker.add_groups(5, requests[1:], is_all=True, is_stopped=False)  # it may come before the rollout begins
+    worker.add_groups(4, (), is_all=True, is_stopped=True)
+    sent = []
+    worker.rollout_groups(sent.append, 5, requests[:1], settings, is_all=False, is_streamed=True)
+    assert [episode.status for group in sent for episode in group] == ["completed"] * 2
 
 
 class ForgetfulEngine(ScriptedEngine):

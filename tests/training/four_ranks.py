@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ from torch import Tensor
 from geo_sokoban_pipeline.config.grpo import MegatronOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.distributed.fsdp import gather
-from geo_sokoban_pipeline.distributed.launch import Ranks
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.worker import Worker, WorkerSpec
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
+from open_workers import open_group, opened, start_others
 from task_options import TrainOptions
 
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
@@ -59,7 +59,7 @@ class FourRanks:
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
         self._options = options.model_copy(update={"processes": 4, "threads": 1})
-        self._ranks = Ranks([WorkerSpec.of(policy, self._options)] * 3)
+        self._others = start_others(policy, self._options, 3)
 
     @contextmanager
     def group(self, policy: Policy, layout: str, chosen: PolicyOptions | None = None) -> Iterator[WorkerGroup | None]:
@@ -77,20 +77,27 @@ class FourRanks:
         if options.processes == 1:
             yield None
             return
-        self._ranks.run(lambda: None, [TakeOver(WorkerSpec.of(policy, options))] * 3)
-        workers = WorkerGroup(policy, options, self._ranks)
+        self._apply(TakeOver(WorkerSpec.of(policy, options)))
+        workers = open_group(policy, options, self._others[: options.processes - 1])
         try:
             yield workers
         finally:
-            workers.leave()
+            if workers.is_open and workers.own is not None:
+                workers.own.leave()
+
+    def _apply(self, function: Callable[[Any], Any]) -> None:
+        for done in [other.call("apply", function) for other in self._others]:
+            done.result()
 
     def _answer_with_cpu(self) -> None:
-        place = AnswerWithCpu()
-        self._ranks.run(lambda: place(None), [place] * 3)
+        answer = AnswerWithCpu()
+        answer(None)
+        self._apply(answer)
 
     def close(self) -> None:
         """End the processes."""
-        self._ranks.close()
+        for other in self._others:
+            other.close()
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ class TakeOver:
         if worker.group is not None:
             worker.group.close()
         vars(worker).clear()
-        vars(worker).update(vars(Worker(self.spec.build_policy(), self.spec.options)))
+        vars(worker).update(vars(opened(Worker(self.spec.build_policy(), self.spec.options))))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.worker import Worker
-from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
+from geo_sokoban_pipeline.training.worker_group import load_driver_policy
+from open_workers import apply, open_group
 from rollout.engines.sglang.material import request_with
 from task_options import TrainOptions
 from training.large import forget_peak, peak
@@ -120,11 +122,10 @@ def main(folder: str, count: int, tensor_parallel: int = 0) -> None:
     prepare_process(1)
     policy = load_driver_policy(options, Path(folder))
     samples = samples_of(policy, 4)
-    with open_worker_group(policy, options) as workers, tempfile.TemporaryDirectory() as place:
-        assert workers is not None
+    with closing(open_group(policy, options)) as workers, tempfile.TemporaryDirectory() as place:
 
         def everywhere(work: Callable[..., Any], *own: Any) -> list[Any]:
-            return workers.run(lambda: work(*own), [Job(work, bool(own))] * (count - 1))
+            return apply(workers, lambda _: work(*own), *[Job(work, bool(own))] * (count - 1))
 
         if tensor_parallel:
             everywhere(import_megatron)

@@ -29,6 +29,7 @@ from geo_sokoban_pipeline.training.backends.megatron.scores import score_split_s
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker import Worker
+from open_workers import apply
 from training.four_ranks import FourRanks, megatron_of
 from training.setup import copied
 
@@ -142,8 +143,8 @@ def compute(four_ranks: FourRanks, policy: Policy, samples: list[TrainSample], l
             logits, entropies = read_logits(own, samples)
         else:
             jobs = [ReadLogits(samples)] * (workers.size - 1)
-            logits, entropies = workers.run(lambda: read_logits(own, samples), jobs)[0]
-            workers.broadcast(KeepWholeGradients())
+            logits, entropies = apply(workers, lambda _: read_logits(own, samples), *jobs)[0]
+            apply(workers, lambda _: None, *[KeepWholeGradients()] * (workers.size - 1))
         gradients = keep_whole_gradients(own)
         row = backend.step(samples, GrpoObjective(GrpoOptions(**GRPO)), 1e-3)
     return Found(logits, scores, entropies, row, gradients)
@@ -217,7 +218,7 @@ def test_sequence_parallel_layers_see_a_part_of_the_tokens(
             norm = backend.own.trained_policy.model.language.layers[0].input_layernorm
             norm.register_forward_pre_hook(lambda _, given, lengths=lengths: lengths.add(given[0].shape[0]))
             own = backend.own
-            workers.run(lambda own=own: read_logits(own, samples), [ReadLogits(samples)])
+            apply(workers, lambda _, own=own: read_logits(own, samples), ReadLogits(samples))
         assert lengths == {seen}
 
 
@@ -259,8 +260,8 @@ def test_classes_are_megatrons_and_a_rank_holds_its_part_alone(
         assert held == replicated + (sum(sizes.values()) - replicated) // 2
 
         jobs = [ReadLogits(samples)]
-        before = workers.run(lambda: read_logits(backend.own, samples), jobs)
+        before = apply(workers, lambda _: read_logits(backend.own, samples), *jobs)
         assert torch.equal(before[0][0], before[1]), "the logits are those of all ranks, on each"
-        workers.run(lambda: None, [Alter()])
-        after = workers.run(lambda: read_logits(backend.own, samples), jobs)
+        apply(workers, lambda _: None, Alter())
+        after = apply(workers, lambda _: read_logits(backend.own, samples), *jobs)
         assert not torch.equal(after[0][0], before[0][0]), "what the other rank holds counts"

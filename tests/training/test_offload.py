@@ -141,7 +141,7 @@ def test_a_trainer_that_sleeps_leaves_the_gpu_what_torch_kept(
     emptied: list[None] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
-    backend.sleep()
+    backend.offload()
     assert len(emptied) == 1
 
 

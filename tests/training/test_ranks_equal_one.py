@@ -23,6 +23,7 @@ from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.sharding import StepCost, shard_samples
+from open_workers import apply
 from policies.mixtures import build_mixture
 from training.four_ranks import FourRanks, KeepGradients, keep_gradients
 from training.setup import Setup, copied
@@ -163,7 +164,7 @@ def together(
         groups = [group for optimizer in backend.own.optimizers.in_force for group in optimizer.param_groups]
         held = sum(own_part(weight).numel() for group in groups for weight in group["params"])
         assert held <= 1.05 * whole / SHARDS[layout], "rank 0 holds its part"
-        workers.broadcast(KeepGradients())
+        apply(workers, lambda _: None, *[KeepGradients()] * (workers.size - 1))
         return take_steps(backend, backend.own, samples, grpo)
 
 

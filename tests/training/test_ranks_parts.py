@@ -85,13 +85,13 @@ def test_weights_are_collected_in_parts_and_in_the_servers_type(
     with four_ranks.group(empty, "two shards") as workers:
         backend: Any = build_backend(empty, OPTIONS, 0.9, workers)
         jobs = []
-        run = workers.run
+        call_all = workers.call_all
 
-        def noted(own: Any, others: Any) -> Any:
-            jobs.extend(call.arguments[0] for call in others[:1] if call.method == "collect")
-            return run(own, others)
+        def noted(method: str, *arguments: Any) -> Any:
+            jobs.extend(arguments[:1] if method == "collect" else ())
+            return call_all(method, *arguments)
 
-        monkeypatch.setattr(workers, "run", noted)
+        monkeypatch.setattr(workers, "call_all", noted)
         source = backend.weight_source()
         for _ in range(2):  # it can be read again
             jobs.clear()

@@ -21,6 +21,7 @@ from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
+from open_workers import apply
 from policies.mixtures import build_mixture
 from training.four_ranks import ExportWeights, FourRanks, megatron_of
 from training.setup import Setup, copied
@@ -173,7 +174,7 @@ def test_ranks_write_the_files_that_one_process_writes(
             parts = [backend.export(together, largest)]
         else:
             jobs = [ExportWeights(together, largest)] * (workers.size - 1)
-            parts = workers.run(lambda: backend.own.export(together, largest), jobs)
+            parts = apply(workers, lambda _: backend.own.export(together, largest), *jobs)
     files = sorted(path.name for path in (tmp_path / "one").glob("*"))
     assert len([name for name in files if name.startswith("model-")]) > 5
     assert sorted(path.name for path in together.glob("*")) == files

@@ -100,10 +100,10 @@ def test_a_backend_that_slept_goes_on_as_if_it_had_not(
             rows = []
             for _ in range(3):
                 if sleeps:
-                    backend.sleep()
+                    backend.offload()
                 weights = {name: weight.clone() for name, weight in backend.weight_source().read(None)}
                 if sleeps:
-                    backend.wake_up()
+                    backend.onload()
                 rows.append(backend.step(batches["boards"], OBJECTIVE, 1e-3))
             found.append((rows, weights))
             backend.close()

@@ -7,13 +7,13 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import psutil
@@ -24,9 +24,8 @@ from safetensors.torch import load_file
 
 from forked import start_fork
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
-from geo_sokoban_pipeline.distributed.links import LocalLink
-from geo_sokoban_pipeline.distributed.messages import DeadRankError, RankError
-from geo_sokoban_pipeline.distributed.ray_placement import RayLink, connected
+from geo_sokoban_pipeline.distributed.process import LocalProcess, WorkerError
+from geo_sokoban_pipeline.distributed.ray_cluster import connected
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -35,7 +34,6 @@ from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.training.recovery import attempts
-from geo_sokoban_pipeline.training.rollout_worker import Begin, GroupOver
 from geo_sokoban_pipeline.training.rollout_workers import RolloutSide, RolloutWorkers
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from ray_cluster import RayCluster
@@ -102,35 +100,40 @@ def awkward(setup: Setup, row: Any, **how: Any) -> dict[str, Any]:
     return {"env__factory": "awkward_envs.build_env", "env__args": {**setup.options.env.args, "row": row, **how}}
 
 
-class CutLink(LocalLink):
-    """A link whose worker is lost after so many groups of a rollout, once, as if it had ended between two messages.
+class Cut:
+    """Kills a worker after so many groups of a rollout, once, as if it had ended between two messages.
 
     Attributes:
         begun: groups with which a worker began, of each rollout and each loss.
-        left: groups until then; None: it is not lost.
+        left: groups until then; None: it is not killed.
     """
 
-    begun: ClassVar[list[list[int]]] = []
-    left: ClassVar[int | None] = None
+    def __init__(self) -> None:
+        self.begun: list[list[int]] = []
+        self.left: int | None = None
+        self._stream = LocalProcess.stream
 
-    def send(self, message: Any) -> None:
-        if isinstance(message, Begin):
-            CutLink.begun.append(sorted({request.group_index for request in message.requests}))
-        super().send(message)
+    def stream(self, process: LocalProcess, method: str, *arguments: Any, each: Callable[[Any], None]) -> Any:
+        """In place of that of a handle."""
+        if method == "rollout_groups":
+            self.begun.append(sorted({request.group_index for request in arguments[1]}))
 
-    def receive(self, timeout: float | None) -> Any:
-        message = super().receive(timeout)
-        if isinstance(message, GroupOver) and CutLink.left is not None:
-            CutLink.left -= 1
-            if CutLink.left < 0:
-                CutLink.left = None
-                raise DeadRankError(f"{self.title} has ended.")
-        return message
+        def count(item: Any) -> None:
+            if self.left is not None:
+                self.left -= 1
+                if self.left < 0:
+                    self.left = None
+                    os.kill(process.pid, signal.SIGKILL)
+                    raise EOFError
+            each(item)
+
+        return self._stream(process, method, *arguments, each=count)
 
 
 def test_what_a_lost_worker_had_begins_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole batches where their composition decides over the last bits; only what is not over where it does not."""
-    monkeypatch.setattr("geo_sokoban_pipeline.training.rollout_workers.LocalLink", CutLink)
+    cut = Cut()
+    monkeypatch.setattr(LocalProcess, "stream", lambda own, *given, **named: cut.stream(own, *given, **named))  # noqa: PLW0108
     options = settings(setup.options, WORKERS | {"rollout.workers": 1})
     groups = range(options.grpo.groups)
     drawn = build_sampler(setup.rows, options, 0, None).draw(0, len(groups))
@@ -142,10 +145,10 @@ def test_what_a_lost_worker_had_begins_again(setup: Setup, monkeypatch: pytest.M
         side = RolloutSide(workers, workers.rollout, workers)
         wanted = workers.rollout(None, setup.policy, tasks, rules)
         for is_streamed in (False, True):
-            CutLink.begun, CutLink.left, ended = [], 2, list[int]()
+            cut.begun, cut.left, ended = [], 2, list[int]()
             enough = (lambda episodes: False) if is_streamed else None
             found = workers.rollout(None, setup.policy, tasks, rules, ended.append, enough)
-            first, again = CutLink.begun
+            first, again = cut.begun
             assert first == list(groups) and again == (first if not is_streamed else again)
             assert len(again) == (len(groups) - 2 if is_streamed else len(groups))
             assert_same(found, wanted, 1e-5 if is_streamed else 0.0)
@@ -230,7 +233,7 @@ def test_one_gives_the_bits_of_none_and_more_losses_than_allowed_end_the_run(set
         assert workers.cpu_seconds > 0
         (pid,) = workers.process_ids
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RankError, match=r"rollout worker 1 of 1 \(pid \d+\) ended .*SIGKILL.*worker_restarts=0"):
+        with pytest.raises(WorkerError, match=r"rollout worker 1 of 1 \(pid \d+\) ended .*SIGKILL.*worker_restarts=0"):
             collect(setup, workers)
     assert not psutil.pid_exists(pid)
 
@@ -287,17 +290,17 @@ def test_aborted_responses_are_continued_as_if_nobody_had_aborted_them(setup: Se
 def test_a_worker_that_is_started_while_all_are_closed_ends_too(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
 
-    def start(title: str, life: Any) -> LocalLink:
-        link = LocalLink(title, life)
-        pids.append(link.pid)
-        if len(pids) == 2:
-            workers.close()  # as the main thread does where this one rolls out
-        return link
+    class Started(LocalProcess):
+        def __init__(self, title: str, build: Any, *, on_gpu: bool) -> None:
+            super().__init__(title, build, on_gpu=on_gpu)
+            pids.append(self.pid)
+            if len(pids) == 2:
+                workers.close()  # as the main thread does where this one rolls out
 
-    monkeypatch.setattr("geo_sokoban_pipeline.training.rollout_workers.LocalLink", start)
+    monkeypatch.setattr("geo_sokoban_pipeline.training.rollout_workers.LocalProcess", Started)
     workers = RolloutWorkers(setup.policy, settings(setup.options, WORKERS | {"rollout.workers": 1}))
     os.kill(pids[0], signal.SIGKILL)
-    with pytest.raises(RankError, match="are closed"):
+    with pytest.raises(WorkerError, match="are closed"):
         workers.update_weights(None, 0)
     assert len(pids) == 2
     assert not any(map(psutil.pid_exists, pids))
@@ -307,20 +310,17 @@ def test_a_worker_that_is_started_while_all_are_closed_ends_too(setup: Setup, mo
 def test_workers_of_which_one_finds_no_place_all_end(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
-    class Placed(LocalLink):
-        def __init__(self, title: str, talk: Any) -> None:
-            super().__init__(title, talk)
+    class Placed(LocalProcess):
+        def __init__(self, title: str, build: Any, *, on_gpu: bool) -> None:
+            if title.startswith("rollout worker 2"):
+                raise WorkerError("no place")
+            super().__init__(title, build, on_gpu=on_gpu)
             begun.append(self.pid)
 
-        def settle(self) -> None:
-            assert len(begun) == 2, "they start at the same time"
-            if self.pid == begun[1]:
-                raise RankError("no place")
-
-    monkeypatch.setattr("geo_sokoban_pipeline.training.rollout_workers.LocalLink", Placed)
-    with pytest.raises(RankError, match="no place"):
+    monkeypatch.setattr("geo_sokoban_pipeline.training.rollout_workers.LocalProcess", Placed)
+    with pytest.raises(WorkerError, match="no place"):
         RolloutWorkers(setup.policy, settings(setup.options, WORKERS))
-    assert not any(map(psutil.pid_exists, begun))
+    assert len(begun) == 1 and not any(map(psutil.pid_exists, begun))
 
 
 @slow
@@ -355,33 +355,24 @@ def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as aside:
         for name, value in ray_cluster.environment.items():
             patch.setenv(name, value)
-        with connected(options.ray, 2):
-            broken = RayLink("broken", print, options.ray, files={".": b"no file"})
-            with pytest.raises(RankError, match="broken has ended"):
-                broken.settle()
-            broken.close()  # what it took is free for the two
-            silent = RayLink("silent", lambda _: os.stat("/no/such/file"), options.ray)  # type: ignore[arg-type]
-            with closing(silent), pytest.raises(RankError, match="silent .* failed:[^~]*No such file"):
-                silent.settle()
-                silent.receive(1.0)
-            with closing(RolloutWorkers(setup.policy, options)) as workers:
-                workers.update_weights(WeightSource.of_folder(folder), 0)
-                before = workers.process_ids
-                scratch = Path(psutil.Process(before[0]).cwd())
-                assert {path.name for path in scratch.rglob("*.safetensors")} == {"model.safetensors"}
-                calm, _ = collect(setup, workers)
-                assert_same(calm, undisturbed, 1e-5)
-                os.kill(before[1], signal.SIGSTOP)
-                found, metrics = collect(setup, workers, **stopping("episode"))
-                assert_same(found, calm)
-                assert metrics["perf/worker_restarts"] == 2.0
-                losing = aside.submit(lose_all, workers)
-                found, metrics = collect(setup, workers, **stopping("node"))
-                losing.result()
-                assert_same(found, calm)
-                assert metrics["perf/worker_restarts"] == 2.0
-                assert not set(before) & set(workers.process_ids)
-                workers.update_weights(None, 1)
+        with connected(options.ray, 2), closing(RolloutWorkers(setup.policy, options)) as workers:
+            workers.update_weights(WeightSource.of_folder(folder), 0)
+            before = workers.process_ids
+            scratch = Path(psutil.Process(before[0]).cwd())
+            assert {path.name for path in scratch.rglob("*.safetensors")} == {"model.safetensors"}
+            calm, _ = collect(setup, workers)
+            assert_same(calm, undisturbed, 1e-5)
+            os.kill(before[1], signal.SIGSTOP)
+            found, metrics = collect(setup, workers, **stopping("episode"))
+            assert_same(found, calm)
+            assert metrics["perf/worker_restarts"] == 2.0
+            losing = aside.submit(lose_all, workers)
+            found, metrics = collect(setup, workers, **stopping("node"))
+            losing.result()
+            assert_same(found, calm)
+            assert metrics["perf/worker_restarts"] == 2.0
+            assert not set(before) & set(workers.process_ids)
+            workers.update_weights(None, 1)
     assert ray_cluster.ranks_left() == []
 
 
@@ -527,7 +518,7 @@ def test_rollouts_beside_the_training_have_the_weights_before(undisturbed: tuple
 def test_a_run_that_loses_more_workers_than_allowed_names_its_newest_checkpoint(setup: Setup, tmp_path: Path) -> None:
     options = settings(setup.options, BESIDE | {"rollout.worker_restarts": 0})
     said = r"rollout worker 1 of 1 .*SIGKILL.*\(rollout.worker_restarts=0\).* Newest checkpoint: iter=00000\.$"
-    with killing("worker", "iteration 1: update"), pytest.raises(RankError, match=said):
+    with killing("worker", "iteration 1: update"), pytest.raises(WorkerError, match=said):
         for one in attempts(read_resume_state(tmp_path / "checkpoints"), options):
             with one[2]:
                 list(go_on(setup, options, tmp_path, Stored()))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
-from geo_sokoban_pipeline.distributed.messages import RankError
+from geo_sokoban_pipeline.distributed.process import WorkerError
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -155,7 +155,7 @@ def test_copies_that_have_come_apart_are_not_saved(shared_policy: Policy, worker
     with torch.no_grad():
         weight[0, 0] += 1
     try:
-        with pytest.raises(RankError, match="weights of process 2 differ"):
+        with pytest.raises(WorkerError, match="weights of process 2 differ"):
             backend.export(tmp_path / "apart")
     finally:
         with torch.no_grad():

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from operator import attrgetter, methodcaller
 from pathlib import Path
@@ -16,10 +18,13 @@ import pytest
 import torch
 
 import heap
-from geo_sokoban_pipeline.distributed.messages import RankError
+from geo_sokoban_pipeline.distributed.process import WorkerError
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.training.sft import run_sft
+from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
+from open_workers import apply, open_group
 from task_options import TrainOptions
 
 Rows = list[dict[str, Any]]
@@ -57,12 +62,12 @@ def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, optio
         torch.testing.assert_close(weight, weights[1][name], rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.usefixtures("spawned_ranks")
 @pytest.mark.skipif(not heap.GLIBC, reason="only glibc's heap is set, and old ones do not count what they map")
 def test_a_child_is_prepared_as_its_parent_is(tiny_policy: Policy, options: TrainOptions) -> None:
-    workers = WorkerGroup(copy.deepcopy(tiny_policy), options)
+    workers = open_group(copy.deepcopy(tiny_policy), options)
     try:
-        mapped, threads = (workers.run(lambda: None, [job])[1] for job in (heap.map_large_block, heap.count_threads))
+        jobs = (heap.map_large_block, heap.count_threads)
+        mapped, threads = (apply(workers, heap.count_threads, job)[1] for job in jobs)
     finally:
         workers.close()
     assert mapped >= heap.BLOCK
@@ -70,21 +75,80 @@ def test_a_child_is_prepared_as_its_parent_is(tiny_policy: Policy, options: Trai
 
 
 def test_an_exception_of_a_child_is_raised_here_with_its_traceback(tiny_policy: Policy, options: TrainOptions) -> None:
-    workers = WorkerGroup(copy.deepcopy(tiny_policy), options)
-    with pytest.raises(RankError, match=r"(?s)process 2 of 2.*Traceback.*no attribute 'sing'"):
-        workers.broadcast(methodcaller("sing"))
-    with pytest.raises(RankError, match="closed"):
+    workers = open_group(copy.deepcopy(tiny_policy), options)
+    with pytest.raises(WorkerError, match=r"(?s)process 2 of 2.*Traceback.*no attribute 'sing'"):
+        apply(workers, attrgetter("options"), methodcaller("sing"))
+    with pytest.raises(WorkerError, match="closed"):
         workers.update_weights(1)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("spawned_ranks")
 def test_a_child_that_was_killed_is_named(tiny_policy: Policy, options: TrainOptions) -> None:
     workers = WorkerGroup(copy.deepcopy(tiny_policy), options)
     workers.update_weights(1)
     os.kill(workers.process_ids[0], signal.SIGKILL)
-    with pytest.raises(RankError, match=r"process 2 of 2 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"):
-        workers.run(lambda: None, [attrgetter("expert")])
+    with pytest.raises(WorkerError, match=r"process 2 of 2 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"):
+        workers.update_weights(2)
+
+
+awake = threading.Event()  # so that the thread of this process ends
+
+
+def rest(worker: Worker) -> None:
+    """Do nothing for longer than a rank may stand still."""
+    awake.wait(60)
+
+
+def rest_shortly(worker: Worker) -> None:
+    """Do nothing for longer than a rank may stand still alone."""
+    time.sleep(7)
+
+
+def work(worker: Worker) -> str:
+    """Be busy for longer than a rank may stand still."""
+    for _ in range(80):
+        time.sleep(0.1)
+        note_progress()
+    return "done"
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_get_on_count_as_lost(tiny_policy: Policy, options: TrainOptions) -> None:
+    """But not one that waits for another one, which works."""
+    workers = open_group(copy.deepcopy(tiny_policy), options.model_copy(update={"rank_timeout": 2.0}))
+    assert apply(workers, rest_shortly, work) == [None, "done"]
+    began = time.monotonic()
+    with pytest.raises(
+        WorkerError, match=r"process 1 of 2, process 2 of 2 .*apply has not got on for 2 s \(rank_timeout"
+    ):
+        apply(workers, rest, rest)
+    assert time.monotonic() - began < 40
+    assert not workers.is_open and workers.own is not None
+    awake.set()
+    workers.own.leave()
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_nothing_to_do_hides_no_other(tiny_policy: Policy, options: TrainOptions) -> None:
+    workers = open_group(copy.deepcopy(tiny_policy), options.model_copy(update={"rank_timeout": 2.0}))
+    with pytest.raises(WorkerError, match=r"^process 2 of 2 \(pid \d+\): apply has not got on for 2 s"):
+        apply(workers, attrgetter("options"), rest)
+
+
+def fail(worker: Worker) -> None:
+    raise ValueError("out of luck")
+
+
+def add_up(worker: Worker) -> None:
+    assert worker.group is not None
+    worker.group.sum_counts([1])
+
+
+def test_a_rank_that_fails_while_the_driver_waits_for_it_is_named(tiny_policy: Policy, options: TrainOptions) -> None:
+    workers = open_group(copy.deepcopy(tiny_policy), options)
+    with pytest.raises(WorkerError, match=r"(?s)^process 2 of 2 \(pid \d+\) failed:.*ValueError: out of luck"):
+        apply(workers, add_up, fail)
+    assert not workers.is_open
 
 
 PARENT = """

@@ -15,6 +15,7 @@ from geo_sokoban_pipeline.config.base import (
     RunId,
     RunName,
     RunNames,
+    Seconds,
     Share,
     StrictModel,
 )
@@ -353,7 +354,12 @@ class TrainOptions(StrictModel):
         description="Processes (ranks) that roll out and train side by side. Each uses `threads` threads, about 0.6 GB,"
         " and memory for its own weights, gradients and moments.",
     )
-
+    rank_timeout: Seconds | None = Field(
+        1800.0,
+        description="Seconds in which no rank gets on with its work, such as a micro-batch or a decoded token, before "
+        "they count as lost. Waiting for rewards and servers does not count. After 30 s it is said. None: unlimited; "
+        "torch's collectives give up after half an hour.",
+    )
     sharding: Literal["none", "full", "hybrid"] = Field(
         "none",
         description="What the processes hold while they train: `none`, a copy of weights, gradients and moments each; "

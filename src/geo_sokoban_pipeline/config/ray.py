@@ -38,13 +38,6 @@ class RayOptions(StrictModel):
     patience: float = Field(
         600.0, ge=1, le=1_000_000, description="Seconds that the ranks may wait for their resources."
     )
-    job_timeout: float | None = Field(
-        None,
-        ge=1,
-        le=1_000_000,
-        description="Seconds that the ranks may take for a job, such as all episodes of an iteration or one optimizer "
-        "step, before they count as lost. None: unlimited; torch's collectives give up after half an hour.",
-    )
     min_processes: Count | None = Field(
         None,
         description="Ranks with which a run begins, or goes on after a lost node, where the cluster has no place for "

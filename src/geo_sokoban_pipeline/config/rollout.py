@@ -140,8 +140,8 @@ class RolloutOptions(StrictModel):
     )
     worker_timeout: Seconds | None = Field(
         600.0,
-        description="Seconds that a rollout worker may spend on environments and images between two calls of its "
-        "engine, or be silent, before it is replaced. Waiting for rewards does not count: a judge needs a limit of its "
+        description="Seconds in which a rollout worker neither decodes a token nor ends a step of an environment, or "
+        "is silent, before it is replaced. Waiting for rewards and servers does not count: they need limits of their "
         "own. None: unlimited.",
     )
     worker_restarts: CountOrZero = Field(

@@ -47,7 +47,7 @@ def interface_of(address: str) -> str:
     )
 
 
-class Meeting:
+class Rendezvous:
     """Where the ranks find each other: a store that rank 0 serves on one network interface.
 
     Args:
@@ -75,7 +75,7 @@ class Meeting:
 def join_group(
     rank: int, size: int, port: int, device: str = "cpu", host: str = LOOPBACK, address: str | None = None
 ) -> Group:
-    """A rank's group, given host and port of rank 0's `Meeting`; returns when all ranks have joined."""
+    """A rank's group, given host and port of rank 0's `Rendezvous`; returns when all ranks have joined."""
     return Group(rank, size, dist.TCPStore(host, port, size, is_master=False), device, address)
 
 
@@ -195,7 +195,7 @@ class Group:
         """Send a contiguous tensor to a rank, which receives it."""
         dist.send(tensor, to)
 
-    def receive(self, tensor: Tensor, source: int) -> None:
+    def recv(self, tensor: Tensor, source: int) -> None:
         """Overwrite a contiguous tensor with the one that a rank sends."""
         dist.recv(tensor, source)
 

@@ -1,7 +1,7 @@
-"""SGLang servers as actors of a Ray cluster: Ray assigns each its GPUs, and the actor launches it there.
+"""SGLang servers in a Ray cluster: Ray assigns each its GPUs, and a process there launches it.
 
 A server starts from the policy's configuration and tokenizer alone, with arbitrary weights: its engine sends the
-present ones before the first request, as after every restart. It ends with its actor, and the actor with the run.
+present ones before the first request, as after every restart. It ends with its process, and that with the run.
 """
 
 from __future__ import annotations
@@ -9,34 +9,28 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.distributed.group import LOOPBACK
-from geo_sokoban_pipeline.distributed.messages import DeadRankError
-from geo_sokoban_pipeline.distributed.ray_actors import POLICY, ActorPlace, ServerHost, Started
-from geo_sokoban_pipeline.distributed.ray_placement import (
-    NoPlaceError,
-    first_line,
-    placings,
-    reserve,
-    start_actor,
-    start_beside,
-)
+from geo_sokoban_pipeline.distributed.process import WorkerDied, WorkerError, WorkerFailed
+from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError
+from geo_sokoban_pipeline.distributed.ray_process import ActorPlace, RayProcess, start_ray_processes
+from geo_sokoban_pipeline.distributed.server_host import POLICY, ServerHostSpec, Started
 from geo_sokoban_pipeline.policies.policy import Policy, save_encoding
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServedModel
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import IdleServers, Launcher
 
-_ANSWER = 5.0  # seconds in which a living actor says how its server is; a late one is asked again
+_ANSWER = 5.0  # seconds in which a living process says how its server is; a late one is asked again
 _MARGIN = 30.0  # seconds in which it answers on a busy machine; on top of a server's grace, in which it ends it
+_LOOPBACK = "127.0.0.1"
 
 
 class RayServer:
-    """A server that an actor launches; see `OwnServer`. Where the actor has ended, a restart places another one.
+    """A server in the cluster; see `OwnServer`. Where its process has ended, a restart places another one.
 
     Args:
         placing: of Ray.
@@ -55,12 +49,10 @@ class RayServer:
         self.released: set[str] = set()
         self._title = f"server {number + 1} of {options.count}"
         self._placing, self._beside = placing, beside
-        self._model, self._files = ServedModel.of(policy), _plain_files(policy)
-        self._actor: Any = None
-        self._bundles: Any = None
-        self._place: ActorPlace | None = None
+        gpus = None if beside is None else [gpu for place in beside for gpu in place.gpus]
+        self._build, self._files = ServerHostSpec(ServedModel.of(policy), number, gpus or None), _plain_files(policy)
+        self._process: RayProcess | None = None
         self._started = Started()
-        self._cluster = _connection()
         self._lock = threading.Lock()  # two threads may start and end it at once
         self._ended = threading.Event()
 
@@ -82,48 +74,43 @@ class RayServer:
     @property
     def alive(self) -> bool:
         """See `OwnServer`."""
-        return self._actor is not None and self.lost() is None
+        return self._process is not None and self.lost() is None
 
     def start(self, *, same_port: bool = True) -> None:
         """See `OwnServer`; once `end` was called, it starts none.
 
         Raises:
-            ServerLost: its interpreter is missing on the node, its port is taken, or the actor has ended meanwhile.
-            RankError: the cluster has not the resources.
-            DeadRankError: the ranks beside it are gone.
+            ServerLost: its interpreter is missing on the node, its port is taken, or its process has ended meanwhile.
+            WorkerError: the cluster has not the resources.
+            WorkerDied: the ranks beside it are gone.
         """
-        import ray
-
         with self._lock:
-            if not self._ended.is_set() and not self._has_actor():
-                self._drop(patient=False)
+            if not self._ended.is_set() and not self._answers():
+                self._drop()
                 try:
-                    self._find_place()
-                except NoPlaceError:
+                    self._process = self._find_place()
+                except (NoPlaceError, WorkerDied):
                     if not self._ended.is_set():
                         raise
-            if self._ended.is_set():
+            process = self._process
+            if self._ended.is_set() or process is None:
                 return
-            gpus = None if self._beside is None else [gpu for place in self._beside for gpu in place.gpus]
+            starting = process.call("start", self._here(process), same_port)
+            if not wait([starting], self.options.faults.grace + _MARGIN).done:
+                self._drop()
+                raise ServerLost(f"{self._title} hangs: its process did not start it.")
             try:
-                started = ray.get(
-                    self._actor.start.remote(self._here(), self._model, self.number, gpus or None, same_port=same_port),
-                    timeout=self.options.faults.grace + _MARGIN,
-                )
-            except ray.exceptions.GetTimeoutError as failure:
-                self._drop(patient=False)
-                raise ServerLost(f"{self._title} hangs: its actor did not start it.") from failure
-            except ray.exceptions.RayTaskError:
+                self._started = starting.result()
+            except WorkerFailed as failure:
+                if isinstance(failure.error, ServerLost):
+                    raise ServerLost(f"{self._title} on {process.where.address}: {failure.error}") from failure
                 raise
-            except ray.exceptions.RayError as failure:
-                raise ServerLost(f"{self._title} has ended: {first_line(failure)}") from failure
-            if started.refusal is not None:
-                raise ServerLost(f"{self._title} on {self._place and self._place.address}: {started.refusal}")
-            self._started = started
+            except WorkerDied as failure:
+                raise ServerLost(str(failure)) from failure
             self.released.clear()
 
     def lost(self) -> str | None:
-        """See `OwnServer`; None too while nobody knows whether its node has ended."""
+        """See `OwnServer`; None too while it is not known whether its node has ended."""
         found: str | None = self._ask("lost")
         return found
 
@@ -135,94 +122,55 @@ class RayServer:
         """See `OwnServer`; a start that waits for resources ends too."""
         self._ended.set()
         with self._lock:
-            self._drop(patient=True)
+            if self._process is not None:
+                wait([self._process.send("end")], self.options.faults.grace + _MARGIN)
+            self._drop()
 
     def _ask(self, question: str) -> Any:
-        """What the actor says; the cause if it has ended, None if it is late or was never there."""
-        import ray
-
-        actor = self._actor  # another thread may drop it
-        if actor is None:
+        """What the process says; the cause if it has ended, None if it is late or was never there."""
+        process = self._process  # another thread may drop it
+        if process is None:
             return None
-        if not self._is_connected():
-            return f"{self._title}: the connection to its cluster is closed."
         try:
-            return ray.get(getattr(actor, question).remote(), timeout=_ANSWER)
-        except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+            return process.send(question).result(_ANSWER)
+        except TimeoutError:
             return None
-        except ray.exceptions.RayError as failure:
-            return f"{self._title} has ended: {first_line(failure)}"
+        except WorkerError as failure:
+            import ray
 
-    def _has_actor(self) -> bool:
-        """Whether there is an actor that answers."""
-        import ray
+            is_away = isinstance(failure.__cause__, ray.exceptions.ActorUnavailableError)
+            return None if is_away else str(failure)
 
-        if self._actor is None or not self._is_connected():
+    def _answers(self) -> bool:
+        """Whether there is a process that answers."""
+        if self._process is None:
             return False
-        try:
-            ray.get(self._actor.place.remote(), timeout=_MARGIN)
-        except ray.exceptions.RayError:  # a timeout is one too
-            return False
-        return True
+        asked: Future[Any] = self._process.send("standstill")
+        return bool(wait([asked], _MARGIN).done) and asked.exception() is None
 
-    def _is_connected(self) -> bool:
-        return self._cluster is not None and self._cluster == _connection()
+    def _find_place(self) -> RayProcess:
+        node, gpus = (None, self.options.gpus) if self._beside is None else (self._beside[0].node, 0)
+        given = ([self._title], f"{self._title} with", self._placing, gpus, self._files)
+        return start_ray_processes(*given, node=node, is_given_up=self._ended.is_set)[0].build(self._build)
 
-    def _find_place(self) -> None:
-        """Start an actor."""
-        import ray
-
-        for is_last in placings(self._placing):
-            if self._beside is None:
-                gpus = self.options.gpus
-                self._bundles = reserve(1, f"{self._title} with", self._placing, gpus, self._ended.is_set)
-                given = (self._title, self._bundles, 0, self._placing, gpus, self._files, ())
-                self._actor = start_actor(ServerHost, *given, calls=4)
-            else:
-                node = self._beside[0].node
-                self._actor = start_beside(ServerHost, self._title, node, self._files, (), calls=4)
-            try:
-                self._place = ray.get(self._actor.place.remote())
-                return
-            except ray.exceptions.RayTaskError:
-                raise
-            except ray.exceptions.RayError as failure:
-                self._drop(patient=False)
-                if self._ended.is_set():
-                    return
-                # Beside ranks whose node has ended there is no place any more: they are lost as well.
-                if self._beside is not None or is_last():
-                    raise DeadRankError(f"{self._title} has ended: {first_line(failure)}") from failure
-
-    def _here(self) -> ServerOptions:
+    def _here(self, process: RayProcess) -> ServerOptions:
         """Options of the server on its node: there it listens where the others of this cluster reach it."""
         import ray
 
-        assert self._place is not None
         is_alone = sum(node["Alive"] for node in ray.nodes()) == 1
         python = self.options.python
         if not python.startswith("~"):
             python = str(Path(python).absolute())
         # It gets the present weights before the first request.
         arguments = (*self.options.extra_arguments, "--load-format", "dummy")
-        host = LOOPBACK if is_alone else self._place.address
+        host = _LOOPBACK if is_alone else process.where.address
         return self.options.model_copy(update={"host": host, "python": python, "extra_arguments": arguments})
 
-    def _drop(self, *, patient: bool) -> None:
-        """End the actor and with it the server; free what it took."""
-        import ray
-        from ray.util.placement_group import remove_placement_group
-
-        actor, self._actor = self._actor, None
-        bundles, self._bundles = self._bundles, None
-        if actor is None or not self._is_connected():
-            return
-        if patient:
-            with suppress(ray.exceptions.RayError):  # of an actor that is gone
-                ray.get(actor.end.remote(), timeout=self.options.faults.grace + _MARGIN)
-        ray.kill(actor)
-        if bundles is not None:
-            remove_placement_group(bundles)
+    def _drop(self) -> None:
+        """End the process and with it the server; free what it took."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
 
 class RayServers:
@@ -273,10 +221,3 @@ def _plain_files(policy: Policy) -> dict[str, bytes]:
         save_encoding(policy, folder)
         found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         return {f"{POLICY}/{path.relative_to(folder)}": path.read_bytes() for path in found}
-
-
-def _connection() -> str | None:
-    """What distinguishes this process's connection to a cluster from earlier ones; None: there is none."""
-    import ray
-
-    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else None

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.policies.experts import published_spec, transpose_experts
+from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.runs.storage import Files, find_json, write_json
 from geo_sokoban_pipeline.runs.tensor_files import (
     SHARD_BYTES,
@@ -104,6 +105,7 @@ def collect_weight(
         dtype: in which it is sent; None: its own.
         device: on which it is sent: by gloo between CPUs, by nccl between GPUs.
     """
+    note_progress()
     own = transpose_experts(name, own_part(parameter)).to(device, dtype).contiguous()
     copy = next((ranks for ranks in copies_of(parameter) if owner in ranks), [owner])
     if group.rank not in copy:
@@ -120,7 +122,7 @@ def collect_weight(
         if rank == owner:
             part.copy_(own)
         elif rows:
-            group.receive(part, rank)
+            group.recv(part, rank)
     return whole
 
 
@@ -199,6 +201,7 @@ def read_weights(parameters: Mapping[str, Tensor], folder: Path) -> None:
     """
     stored = StoredTensors(folder, "model")
     for name, parameter in parameters.items():
+        note_progress()
         stored.check_shape(name, published_spec(name, parameter).shape)
         rows = own_rows(parameter)
         if rows:

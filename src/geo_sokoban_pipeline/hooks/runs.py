@@ -43,6 +43,7 @@ from geo_sokoban_pipeline.runs.folders import ASIDE, RunFolders, RunStore
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError, find_holder
 from geo_sokoban_pipeline.runs.own_code import forget_edited
 from geo_sokoban_pipeline.runs.provenance import CommandRecord, describe_maker, typed_command
+from geo_sokoban_pipeline.runs.scratch import sweep
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 from geo_sokoban_pipeline.tasks import DEFAULT, TASKS
 
@@ -116,6 +117,7 @@ class RunHooks:
         # An interrupted run of this process (in a notebook, say) may still hold its locks.
         self._release()
         forget_edited()
+        sweep()
         runs = run_names(pipeline, pipelines)
         self._folders = [RunFolders.of(self._data_root, run, self._parameters.run_id) for run in runs]
         request = CommandRequest(pipeline, runs, self._given, self._env)

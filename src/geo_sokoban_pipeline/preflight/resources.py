@@ -344,7 +344,7 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
         temperature = options.rollout.sampling.temperature
         backend = build_backend(policy, options.optimizer, temperature, workers, options.megatron_layout)
         if options.rollout.takes_turns:
-            backend.sleep()
+            backend.offload()
         with open_rollouts(policy, options, workers) as rolling:
             engine = rolling.engine
             sync_weights(engine, backend, workers, 0)

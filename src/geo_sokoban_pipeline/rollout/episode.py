@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, Rollo
 from geo_sokoban_pipeline.policies.chat import join_placeholders, split_placeholders
 from geo_sokoban_pipeline.policies.patches import EncodedImage, decode_image
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
 from geo_sokoban_pipeline.rollout.own_code import (
@@ -81,7 +81,6 @@ class RolloutSettings:
         task: name of the task; no object, because settings are sent to other processes.
         version: of the engine's weights.
         image_filter: changes every image before the policy sees it (image ablations); None: images stay.
-        awaiting: gives the context in which an episode waits for its reward.
     """
 
     env: EnvOptions
@@ -92,7 +91,6 @@ class RolloutSettings:
     task: str
     version: int = 0
     image_filter: ImageFilter | None = None
-    awaiting: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 # The running episode.
@@ -410,7 +408,7 @@ class Episode:
             try:
                 metrics |= self.env_calls(measure_episode, self.env) if self._result is None else self._result.metrics
                 if self._reward is not None:
-                    with self._settings.awaiting():
+                    with waiting():  # a judge may be slow, and has a limit of its own
                         given = self._reward()
                     parts = check_reward(given, self._settings.reward.function)
             except Exception as error:  # a user's reward may raise anything; the trajectory records it

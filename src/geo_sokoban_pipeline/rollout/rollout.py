@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine, empty_result
 from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
@@ -110,6 +111,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             groups.setdefault(episode.request.group_index, []).append(episode)
             engine_seconds[episode.id] = 0.0
             episode.start(build_env)
+            note_progress()
         started = [episode for episode in new if episode.is_pending]
         report(len(new) - len(started))
         if started and supply is not None and supply.is_stopped:  # nobody has begun them, and nobody shall
@@ -150,6 +152,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             (due if wait or episodes[result.id].is_prepared else held).append(result)
         for result in due:
             episodes[result.id].advance(result)
+            note_progress()
         over = [result.id for result in due if not episodes[result.id].is_pending]
         engine.release(over)
         pending -= len(over)

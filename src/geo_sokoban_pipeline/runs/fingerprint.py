@@ -41,6 +41,7 @@ _LAYOUT = frozenset(
         "policy.attention",
         "policy.device",
         "processes",
+        "rank_timeout",
         "replicas",
         "rollout.worker_restarts",
         "rollout.worker_timeout",

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.runs.storage import Files
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class TensorFile:
         if name != expected or found != self._specs[name]:
             wanted = "nothing more" if expected is None else f"{expected}, {self._specs[expected]}"
             raise ValueError(f"{self._file.name} takes {wanted}, not {name}, {found}.")
+        note_progress()
         self._waiting.pop()
         self._put(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
         logger.debug("%s: %s", Path(self._file.name).name, name)
@@ -147,6 +149,7 @@ def read_tensors(folder: Path, stem: str) -> Iterator[tuple[str, Tensor]]:
             # Opened anew for each tensor: what was read of an open file counts in this process's memory.
             with safe_open(path, "pt") as file:
                 tensor = file.get_tensor(name).clone()
+            note_progress()
             yield name, tensor
 
 

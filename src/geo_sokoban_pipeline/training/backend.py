@@ -16,7 +16,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.distributed.messages import RankError
+from geo_sokoban_pipeline.distributed.process import WorkerError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, load_empty
 from geo_sokoban_pipeline.rollout.engines.base import WeightSource
@@ -108,6 +108,7 @@ class RankedBackend:
     @property
     def own(self) -> TorchBackend:
         """The driver's backend, where the driver is a rank."""
+        assert self._workers.own is not None
         backend: TorchBackend = self._workers.own.backend
         return backend
 
@@ -157,19 +158,19 @@ class RankedBackend:
         """See `TrainBackend`."""
         return WeightSource(self.iter_weights, lambda: self._changes)
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """See `TrainBackend`."""
-        self._workers.call_all("sleep")
+        self._workers.call_all("offload")
 
-    def wake_up(self) -> None:
+    def onload(self) -> None:
         """See `TrainBackend`."""
-        self._workers.call_all("wake_up")
+        self._workers.call_all("onload")
 
     def export(self, folder: Path) -> Files:
         """See `TrainBackend`.
 
         Raises:
-            RankError: the copies of the weights have come apart.
+            WorkerError: the copies of the weights have come apart.
         """
         if self._first_copies != list(range(self._workers.size)):
             self._compare_copies()
@@ -200,7 +201,7 @@ class RankedBackend:
         for rank, digest in enumerate(digests):
             first = self._first_copies[rank]
             if digest != digests[first]:
-                raise RankError(
+                raise WorkerError(
                     f"the weights of process {rank + 1} differ from those of process {first + 1}, and nothing is "
                     "saved. The same command continues from what is stored."
                 )
@@ -226,6 +227,7 @@ class RankedScorer:
     @property
     def own(self) -> ReferenceScorer:
         """The driver's part, where the driver is a rank."""
+        assert self._workers.own is not None
         scorer: ReferenceScorer = self._workers.own.scorer
         return scorer
 

@@ -115,7 +115,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
     Raises:
         FingerprintError: the stored run has other settings.
         DivergedError: several optimizer steps in a row had no finite gradient.
-        DeadRankError: a rank in a Ray cluster has ended; what was yielded before is whole.
+        WorkerDied: a rank in a Ray cluster has ended; what was yielded before is whole.
     """
     options, loop, task = inputs.options, inputs.options.loop, task_of(inputs.options.task)
     manifest = resume["manifest"] or {}
@@ -148,7 +148,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         if resume["dir"] is not None:
             backend.load_state(resume["dir"])
         if options.rollout.takes_turns:
-            backend.sleep()
+            backend.offload()
         pool = owned.enter_context(ThreadPoolExecutor(1, "rollout"))  # waits for its thread when the engine is closed
         rolling = owned.enter_context(open_rollouts(policy, options, workers))
         engine, roll_out = rolling.engine, rolling.function
@@ -333,13 +333,13 @@ def trainers_turn(
         yield
         return
     with watch.running():
-        engine.sleep()
-        backend.wake_up()
+        engine.offload()
+        backend.onload()
     try:
         yield
     finally:
         with watch.running():
-            backend.sleep()
+            backend.offload()
 
 
 def _validate(

@@ -1,36 +1,24 @@
-"""Workers that are all actors of a Ray cluster; the driver has no weights and computes no step.
+"""What a run takes of a Ray cluster: how many ranks and servers it has place for, and the user's code that they get.
 
-They get policy and own code through Ray's object store, so they need none of the driver's files. Where the cluster has
-too little place for all of them, the group is smaller if `ray.min_processes` allows it. So are servers without ranks.
+Where the cluster has too little place for all ranks, the group is smaller if `ray.min_processes` allows it. So are
+servers without ranks.
 """
 
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.ray import RayOptions
-from geo_sokoban_pipeline.distributed.links import Link
-from geo_sokoban_pipeline.distributed.messages import Call, Conversation
-from geo_sokoban_pipeline.distributed.ray_actors import ActorPlace
-from geo_sokoban_pipeline.distributed.ray_placement import (
-    NoPlaceError,
-    RayLink,
-    RayRanks,
-    connected,
-    gpus_of_a_rank,
-    reserve,
-)
-from geo_sokoban_pipeline.policies.policy import Policy, save_policy
+from geo_sokoban_pipeline.distributed.process import WorkerHandle
+from geo_sokoban_pipeline.distributed.ray_cluster import Bundles, NoPlaceError, connected, gpus_of_a_rank
+from geo_sokoban_pipeline.distributed.ray_process import ActorPlace, start_ray_processes
 from geo_sokoban_pipeline.rollout.episode import RolloutSettings
 from geo_sokoban_pipeline.runs.own_code import own_files
 from geo_sokoban_pipeline.tasks import registered_here
@@ -45,74 +33,6 @@ Renamed = TypeVar("Renamed", TrainOptions, RolloutSettings)
 _SHORT = 10.0  # seconds in which fewer ranks than wanted find their places, when the cluster has been waited for
 
 
-class RayWorkers:
-    """`options.processes` workers in a Ray cluster, over a policy whose weights they get as a folder.
-
-    Args:
-        policy: of the driver; where it is empty, the workers get the weights of its folder, else its own.
-
-    Attributes:
-        options: with the number of workers that there are.
-        launcher: of servers, with which the workers may take turns; None: Ray places none.
-        weights: folder from which the workers read what they hold of the weights; None: they have them.
-        code: of the user, as the workers have it.
-
-    Raises:
-        RankError, ValueError: as `RayRanks`, `connected`.
-    """
-
-    def __init__(self, policy: Policy, options: TrainOptions) -> None:
-        with ExitStack() as opened:
-            opened.enter_context(connected(options.ray, _actors(options)))
-            folder = policy.folder
-            if not policy.is_empty:
-                folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-                save_policy(policy, folder)
-            assert folder is not None  # an empty policy is that of a folder
-            self._source = folder
-            gpus = gpus_of_a_rank(options.ray, options.policy.device)
-            self._device = "cuda" if gpus else "cpu"
-            self.code = OwnCode.of(options)
-            self.options, self.ranks = _largest(sizes(options), partial(self._place, policy, gpus))
-            _warn_of_fewer("ranks", self.options.processes, options.processes, options)
-            opened.callback(self.ranks.close)
-            self.weights = folder if self.options.shares_weights else None
-            self.launcher: Launcher | None = None
-            if self.options.places_servers:
-                places = self.ranks.places if self.options.rollout.server.colocated else None
-                self.launcher = opened.enter_context(servers_of_ray(self.options, places))
-            self._has_joined = False
-            self._owned = opened.pop_all()
-
-    def _place(self, policy: Policy, gpus: int, found: TrainOptions, ray: RayOptions) -> RayRanks:
-        """The ranks of some options.
-
-        Raises:
-            NoPlaceError: there is no place for them.
-        """
-        chosen = found.model_copy(update={"policy": found.policy.model_copy(update={"device": self._device})})
-        build = replace(WorkerSpec.of(policy, self.code.renamed(chosen)), folder=None, is_empty=found.shares_weights)
-        return RayRanks(found.processes, build, ray, gpus, self.code.files, self.code.imports)
-
-    def joined(self) -> RayRanks:
-        """The ranks, which have joined each other and have their weights."""
-        if self._has_joined:
-            return self.ranks
-        ranks = self.ranks
-        if self.weights is None:
-            ranks.read(self._source, lambda folder: Call("read_weights", (folder,)), 1)
-        port: int = ranks.run([Call("open_meeting", (ranks.size, ranks.host))])[0]
-        addresses = [None if ranks.is_on_one_machine else place.address for place in ranks.places]
-        common = (ranks.size, port, self._device, ranks.host)
-        ranks.run([Call("join", (rank, *common, address)) for rank, address in enumerate(addresses)])
-        self._has_joined = True
-        return ranks
-
-    def close(self) -> None:
-        """End the workers, and the cluster where it was started for them."""
-        self._owned.close()
-
-
 def sizes(options: TrainOptions) -> Iterator[TrainOptions]:
     """Options with every number of ranks that is allowed, the largest first."""
     fewest = options.ray.min_processes or options.processes
@@ -122,10 +42,10 @@ def sizes(options: TrainOptions) -> Iterator[TrainOptions]:
         yield options.with_processes(processes)
 
 
-def _largest(
+def find_largest(
     tries: Iterable[TrainOptions], place: Callable[[TrainOptions, RayOptions], Placed]
 ) -> tuple[TrainOptions, Placed]:
-    """The first options whose actors find their places, and what `place` made of them; it gets Ray's patience.
+    """The first options whose processes find their places, and what `place` made of them; it gets Ray's patience.
 
     Args:
         tries: the largest first.
@@ -145,7 +65,7 @@ def _largest(
     raise refusal
 
 
-def _warn_of_fewer(what: str, found: int, wanted: int, options: TrainOptions) -> None:
+def warn_of_fewer(what: str, found: int, wanted: int, options: TrainOptions) -> None:
     if found < wanted:
         logger.warning(
             "the cluster has place for %d of %d %s, which go on alone (ray.min_processes=%d)",
@@ -185,8 +105,8 @@ def servers_alone(options: TrainOptions) -> Iterator[tuple[TrainOptions, Launche
     with servers_of_ray(options) as launcher:
         if options.ray.min_processes is not None:
             tries = (options.with_servers(count) for count in range(wanted.count, 0, -1))
-            options, _ = _largest(tries, _try_servers)
-            _warn_of_fewer("servers", options.rollout.server.count, wanted.count, options)
+            options, _ = find_largest(tries, _try_servers)
+            warn_of_fewer("servers", options.rollout.server.count, wanted.count, options)
         yield options, launcher
 
 
@@ -196,15 +116,13 @@ def _try_servers(options: TrainOptions, ray: RayOptions) -> None:
     Raises:
         NoPlaceError: they do not.
     """
-    from ray.util.placement_group import remove_placement_group
-
     server = options.rollout.server
     # Each is placed by itself, so the strategy of the ranks does not hold for them.
     apart = ray.model_copy(update={"strategy": "PACK"})
-    remove_placement_group(reserve(server.count, f"{server.count} servers with", apart, server.gpus))
+    Bundles(server.count, f"{server.count} servers with", apart, server.gpus).free()
 
 
-def _actors(options: TrainOptions) -> int:
+def count_actors(options: TrainOptions) -> int:
     """Actors that need resources of their own at the same time."""
     server = options.rollout.server
     apart = server.count if options.places_servers and not server.colocated else 0
@@ -261,7 +179,7 @@ class OwnCode:
 
 
 class RayStart:
-    """Starts rollout workers as actors of a Ray cluster.
+    """Starts rollout workers in a Ray cluster.
 
     Attributes:
         options: of the run, with the names that objects have in the workers.
@@ -280,6 +198,7 @@ class RayStart:
         """Settings with the names that objects have in the workers."""
         return self._code.renamed(settings)
 
-    def __call__(self, title: str, talk: Conversation) -> Link:
+    def __call__(self, title: str, build: WorkerSpec, is_given_up: Callable[[], bool]) -> WorkerHandle:
         """Start a worker."""
-        return RayLink(title, talk, self.options.ray, self._gpus, self._code.files, self._code.imports)
+        given = ([title], f"{title} with", self.options.ray, self._gpus, self._code.files, self._code.imports)
+        return start_ray_processes(*given, is_given_up=is_given_up)[0].build(build)

@@ -17,7 +17,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
-from geo_sokoban_pipeline.distributed.messages import DeadRankError, RankError
+from geo_sokoban_pipeline.distributed.process import WorkerDied, WorkerError
 from geo_sokoban_pipeline.runs.storage import Filled
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
@@ -40,8 +40,8 @@ def attempts(
         State to continue from; how often its first iteration has begun before; context of the loop.
 
     Raises:
-        DeadRankError: within a context: the ranks of an iteration were lost more often than `ray.max_restarts` allows.
-        RankError: a rank failed, or rollout workers were lost more often than allowed.
+        WorkerDied: within a context: the ranks of an iteration were lost more often than `ray.max_restarts` allows.
+        WorkerError: a rank failed, or rollout workers were lost more often than allowed.
     """
     lost, again = 0, True
 
@@ -51,14 +51,14 @@ def attempts(
         again = False
         try:
             yield
-        except DeadRankError as error:
+        except WorkerDied as error:
             before, resume, again = resume["iteration"], read_resume_state(resume["folder"]), True
             lost = lost + 1 if resume["iteration"] == before else 1
             newest = partition(resume["iteration"]) if resume["iteration"] >= 0 else "none yet"
             _note_loss(error, lost, options, f"newest checkpoint: {newest}")
-        except RankError as error:
+        except WorkerError as error:
             stored = CheckpointsDataset(str(resume["folder"])).partitions()
-            raise RankError(f"{error} Newest checkpoint: {stored[-1] if stored else 'none yet'}.") from error
+            raise WorkerError(f"{error} Newest checkpoint: {stored[-1] if stored else 'none yet'}.") from error
 
     while again:
         yield resume, lost, attempt()
@@ -82,7 +82,7 @@ def restarting(options: TrainOptions, stored: str) -> Iterator[AbstractContextMa
         stored: what there is to go on from.
 
     Raises:
-        DeadRankError: within a context: more ranks were lost than `ray.max_restarts` allows.
+        WorkerDied: within a context: more ranks were lost than `ray.max_restarts` allows.
     """
     losses, again = Losses(), True
 
@@ -92,7 +92,7 @@ def restarting(options: TrainOptions, stored: str) -> Iterator[AbstractContextMa
         again = False
         try:
             yield losses
-        except DeadRankError as error:
+        except WorkerDied as error:
             losses.count, again = losses.count + 1, True
             _note_loss(error, losses.count, options, stored)
 
@@ -126,7 +126,7 @@ def written_ahead(
         yield move
 
 
-def _note_loss(error: DeadRankError, lost: int, options: TrainOptions, stored: str) -> None:
+def _note_loss(error: WorkerDied, lost: int, options: TrainOptions, stored: str) -> None:
     """Log that a group of ranks is built anew.
 
     Args:
@@ -134,11 +134,11 @@ def _note_loss(error: DeadRankError, lost: int, options: TrainOptions, stored: s
         stored: what there is to go on from.
 
     Raises:
-        DeadRankError: they were more than allowed.
+        WorkerDied: they were more than allowed.
     """
     allowed = options.ray.max_restarts
     if lost > allowed:
-        raise DeadRankError(
+        raise WorkerDied(
             f"{error} These ranks were built anew {allowed} times (ray.max_restarts={allowed}); {stored}. The same "
             "command continues from there."
         ) from error

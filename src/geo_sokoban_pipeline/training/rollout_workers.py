@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import queue
 import shutil
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,40 +28,28 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
-from geo_sokoban_pipeline.distributed.links import Link, LocalLink
-from geo_sokoban_pipeline.distributed.messages import (
-    Beat,
-    Call,
-    Conversation,
-    DeadRankError,
-    LostServer,
-    Question,
-    RankError,
-    Reply,
+from geo_sokoban_pipeline.distributed.process import (
+    LocalProcess,
+    Watch,
+    WorkerDied,
+    WorkerError,
+    WorkerHandle,
+    WorkerHangs,
 )
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, use_types
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl, WeightSource
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Enough, Progress, RolloutFn, check_failures, load_rollout_fn, rollout
+from geo_sokoban_pipeline.runs.scratch import Scratch
 from geo_sokoban_pipeline.training.ray_group import RayStart
-from geo_sokoban_pipeline.training.rollout_worker import (
-    Begin,
-    CallOver,
-    Do,
-    Further,
-    GroupOver,
-    RolloutOver,
-    RolloutProcess,
-    Stop,
-)
-from geo_sokoban_pipeline.training.worker import WorkerSpec
+from geo_sokoban_pipeline.training.worker import LostServer, WorkerSpec
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-    from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher, ServerPlace
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
 
 logger = logging.getLogger(__name__)
 
@@ -68,31 +57,45 @@ _FILE_BYTES = 512 << 20  # of weights on their way
 _WEIGHT_FILES = "model*"  # names of the files that workers read
 _CLOSED = "the rollout workers are closed."
 Groups = dict[int, list[EpisodeRequest]]
-# (title, life of the process) → the link to a new one
-Start = Callable[[str, Conversation], Link]
+# (title, how to build the worker, whether it is no longer wanted) → a new process
+Start = Callable[[str, WorkerSpec, Callable[[], bool]], WorkerHandle]
+_LOOKS = 4  # at a worker, in the time after which one that hangs is replaced
 
 
 @dataclass
-class _Seat:
+class WorkerSlot:
     """The place of a worker.
 
     Attributes:
-        link: to the process that has it now.
-        load: the call that gave this process its weights; None: it has none.
+        handle: of the process that has it now.
         groups: of the rollout, that this worker has got.
         busy: seconds in which workers of this place had something to roll out.
-        cpu_seconds: of the present process, and of earlier ones.
+        earlier_cpu_seconds: of earlier processes.
         stuck: environments of the present process that do not end.
     """
 
     number: int
-    link: Link
-    load: Call | None = None
+    handle: WorkerHandle
+    watch: Watch
     groups: Groups = field(default_factory=dict)
     busy: float = 0.0
-    cpu_seconds: float = 0.0
     earlier_cpu_seconds: float = 0.0
     stuck: int = 0
+
+
+@dataclass(frozen=True)
+class _Event:
+    """What became of a call of a worker.
+
+    Attributes:
+        value: result, item of its stream, or what it raised.
+        is_over: whether the call has ended.
+    """
+
+    handle: WorkerHandle
+    call: int
+    value: Any
+    is_over: bool
 
 
 class _Rollout:
@@ -105,6 +108,8 @@ class _Rollout:
     Attributes:
         done: trajectories by group.
         waiting: groups that no worker has.
+        is_streamed: whether each group is sent as it ends.
+        is_stopped: whether all that has not ended is aborted.
     """
 
     def __init__(
@@ -119,8 +124,8 @@ class _Rollout:
         self.number, self.groups = number, groups
         self.done: dict[int, list[Trajectory]] = {}
         self.waiting = deque(groups)
-        self._settings, self._window, self._progress, self._enough = settings, window, progress, enough
-        self._is_streamed, self._is_stopped = enough is not None or window is not None, False
+        self.settings, self.is_streamed, self.is_stopped = settings, enough is not None or window is not None, False
+        self._window, self._progress, self._enough = window, progress, enough
         self._reported = set[int]()
 
     def shares(self, workers: int) -> list[Groups]:
@@ -129,15 +134,13 @@ class _Rollout:
         first = [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
         return [self._chosen(first[worker::workers]) for worker in range(workers)]
 
-    def beginning(self, own: Groups) -> list[Any]:
-        """Messages with which a worker begins what is not done of its groups."""
-        tasks = _tasks({number: tasks for number, tasks in own.items() if number not in self.done})
-        begin = Begin(self.number, tasks, self._settings, not self.waiting, self._is_streamed)
-        return [begin, Stop()] if self._is_stopped else [begin]
+    def unfinished(self, own: Groups) -> list[EpisodeRequest]:
+        """Requests of what is not done of a worker's groups."""
+        return _tasks({number: tasks for number, tasks in own.items() if number not in self.done})
 
     def lose(self, own: Groups) -> None:
         """Note the end of a worker that had these groups."""
-        if not self._is_streamed:  # batches of fewer groups would be rounded differently
+        if not self.is_streamed:  # batches of fewer groups would be rounded differently
             for number in own:
                 self.done.pop(number, None)
 
@@ -147,11 +150,11 @@ class _Rollout:
         if self._progress is not None and group not in self._reported:
             self._progress(len(trajectories))
         self._reported.add(group)
-        if self._enough is None or self._is_stopped:
+        if self._enough is None or self.is_stopped:
             return False
         complete = [episode for number in self.groups if number in self.done for episode in self.done[number]]
-        self._is_stopped = self._enough(complete)
-        return self._is_stopped
+        self.is_stopped = self._enough(complete)
+        return self.is_stopped
 
     def next_group(self) -> Groups | None:
         """A group for a worker that has finished one; None: there is none."""
@@ -205,31 +208,33 @@ class RolloutWorkers:
                 f"each takes a GPU of its own, and there are {torch.cuda.device_count()}. Lower one of both, or take "
                 "rollout.engine=sglang."
             )
-        self._start: Start = in_ray or LocalLink
+        self._start: Start = in_ray or partial(_start_here, self._first_gpu is not None)
         self.servers: SglangEngine | None = None
         self._build = replace(WorkerSpec.of(policy, self._options), folder=None, is_empty=True)
-        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_weights_")
-        self._load: Call | None = None
+        self._scratch = Scratch()
         self._folder: Path | None = None
         self._sent_state: Hashable = None
         self.replaced = 0
-        self._sets = self._number = self._lost = 0
+        self._sets = self._number = self._lost = self._calls = 0
         self._seconds = 0.0  # of the rollouts since `take_metrics`
-        # Number, link and message of a worker; no link: what the rollout raises.
-        self._inbox: queue.SimpleQueue[tuple[int, Link | None, Any]] = queue.SimpleQueue()
-        self._is_closed = False
-        self._seats: list[_Seat] = []
+        self._looked = time.monotonic()
+        self._events: queue.SimpleQueue[_Event | Exception] = queue.SimpleQueue()
+        self._is_closed = self._has_weights = False
+        self._slots: list[WorkerSlot] = []
         try:
             if options.rollout.engine == "sglang":
                 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
                 from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
 
                 self.servers = SglangEngine(policy, options.rollout.server, launcher or HERE)
-            # All start at the same time, before one of them has settled.
-            for number in range(self._count):
-                self._seats.append(_Seat(number, self._begin_worker(number)))
-            for seat in self._seats:
-                self._settle(seat)
+            # All start at the same time.
+            with ThreadPoolExecutor(self._count) as threads:
+                starting = [threads.submit(self._start_worker, number) for number in range(self._count)]
+            for number, begun in enumerate(starting):
+                if begun.exception() is None:
+                    self._slots.append(WorkerSlot(number, begun.result(), Watch(begun.result())))
+            for begun in starting:
+                begun.result()
         except BaseException:
             self.close()
             raise
@@ -237,19 +242,19 @@ class RolloutWorkers:
     @property
     def process_ids(self) -> list[int]:
         """Process ids of the workers, each on its machine."""
-        return [seat.link.pid for seat in self._seats]
+        return [slot.handle.pid for slot in self._slots]
 
     @property
     def cpu_seconds(self) -> float:
         """CPU-seconds of the workers, as of their last rollouts."""
-        return sum(seat.cpu_seconds + seat.earlier_cpu_seconds for seat in self._seats)
+        return sum(slot.handle.cpu_seconds + slot.earlier_cpu_seconds for slot in self._slots)
 
     def take_metrics(self) -> dict[str, float]:
         """Of the rollouts since the last call: the share in which each worker had nothing to do."""
         seconds, self._seconds = max(self._seconds, 1e-9), 0.0
-        found = {f"perf/idle_share/worker_{seat.number}": max(0.0, 1.0 - seat.busy / seconds) for seat in self._seats}
-        for seat in self._seats:
-            seat.busy = 0.0
+        found = {f"perf/idle_share/worker_{slot.number}": max(0.0, 1.0 - slot.busy / seconds) for slot in self._slots}
+        for slot in self._slots:
+            slot.busy = 0.0
         return found
 
     def update_weights(self, weights: WeightSource | None, version: int) -> None:
@@ -259,23 +264,15 @@ class RolloutWorkers:
             weights: None: those of the driver's model. Unchanged ones are not sent twice.
 
         Raises:
-            RankError: a worker failed, or more were lost than `rollout.worker_restarts` allows.
+            WorkerError: a worker failed, or more were lost than `rollout.worker_restarts` allows.
         """
-        before = self._load
-        self._load = self._make_load(weights or WeightSource.of_model(self._policy.model), version)
+        before = self._folder
+        self._load(weights or WeightSource.of_model(self._policy.model), version)
         self.version = version
         self._lost = 0
-        waiting = set(range(self._count))
-        for seat in self._seats:
-            self._give_weights(seat)
-        while waiting:
-            seat, message = self._next()
-            if isinstance(message, DeadRankError):
-                self._replace(seat, message)
-            elif isinstance(message, CallOver) and message.call == seat.load:
-                waiting.discard(seat.number)
-        if before is not None and self.servers is None and before.arguments[0] != self._folder:
-            self._forget(before.arguments[0])
+        self._on_all(self._give_weights)
+        if before is not None and before != self._folder:
+            self._forget(before)
 
     def rollout(
         self,
@@ -292,7 +289,7 @@ class RolloutWorkers:
             engine, policy: unused; the workers have their own.
 
         Raises:
-            RankError: as `update_weights`.
+            WorkerError: as `update_weights`.
             TooManyFailuresError: see `rollout`.
         """
         began = time.perf_counter()
@@ -310,20 +307,18 @@ class RolloutWorkers:
         share_infos(turn for trajectory in trajectories for turn in trajectory.turns)
         return trajectories
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """See `EngineControl`; the memory of workers is their own, that of servers is not."""
         if self.servers is not None:
-            self.servers.sleep()
+            self.servers.offload()
 
     def close(self) -> None:
         """End the workers; a rollout in another thread fails."""
         self._is_closed = True
-        self._inbox.put((0, None, None))
-        for seat in self._seats:  # all of them end at the same time
-            with suppress(RankError):  # of one that could not be built
-                self._send(seat, None)
-        for seat in self._seats:
-            seat.link.close()
+        self._events.put(WorkerError(_CLOSED))
+        with ThreadPoolExecutor(self._count) as threads:  # all of them end at the same time
+            for slot in self._slots:
+                threads.submit(slot.handle.close)
         if self.servers is not None:
             self.servers.close()
         self._scratch.cleanup()
@@ -331,41 +326,43 @@ class RolloutWorkers:
     def _roll_out(self, current: _Rollout) -> dict[int, list[Trajectory]]:
         """Trajectories by group, in the order of the tasks."""
         self._lost = 0
-        for seat, share in zip(self._seats, current.shares(self._count), strict=True):
-            seat.groups = share
-            self._send(seat, *current.beginning(seat.groups))
-        at_work = set(range(self._count))
-        while at_work:
-            seat, message = self._next()
-            if isinstance(message, DeadRankError):
-                self._replace(seat, message)
-                if seat.number in at_work:
-                    current.lose(seat.groups)
-                    self._send(seat, *current.beginning(seat.groups))
-            elif isinstance(message, GroupOver) and message.number == current.number:
-                self._note(current, seat, message)
-            elif isinstance(message, RolloutOver) and message.number == current.number:
-                at_work.discard(seat.number)
-                seat.busy += message.busy
-                seat.cpu_seconds, seat.stuck = message.cpu_seconds, message.stuck
-        for seat in self._seats:
-            if seat.stuck:
-                logger.warning("%s is replaced: %d environments hang in it", seat.link.title, seat.stuck)
-                self._restart(seat)
+        for slot, share in zip(self._slots, current.shares(self._count), strict=True):
+            slot.groups = share
+
+        def begin(slot: WorkerSlot) -> int:
+            given = (current.number, current.unfinished(slot.groups), current.settings, not current.waiting)
+            call = self._begin_call(slot, "rollout_groups", *given, current.is_streamed, is_stream=True)
+            if current.is_stopped:
+                self._add(current, slot, {})
+            return call
+
+        def lose(slot: WorkerSlot) -> None:
+            current.lose(slot.groups)
+
+        for slot, times in self._on_all(begin, lose, partial(self._note, current)):
+            slot.busy += times.busy
+            slot.stuck = times.stuck
+        for slot in self._slots:
+            if slot.stuck:
+                logger.warning("%s is replaced: %d environments hang in it", slot.handle.title, slot.stuck)
+                self._restart(slot)
         return {number: current.done[number] for number in current.groups}
 
-    def _note(self, current: _Rollout, seat: _Seat, over: GroupOver) -> None:
+    def _note(self, current: _Rollout, slot: WorkerSlot, episodes: list[Trajectory]) -> None:
         """Note a group that is over; its worker gets another one, or all are told to stop."""
-        if current.note(over.group, over.trajectories):
-            for other, left in zip(self._seats, current.rest(self._count), strict=True):
-                other.groups |= left
-                self._send(other, Stop(_tasks(left)))
+        if current.note(episodes[0].group_index, episodes):
+            for other, left in zip(self._slots, current.rest(self._count), strict=True):
+                self._add(current, other, left)
         elif (further := current.next_group()) is not None:
-            seat.groups |= further
-            self._send(seat, Further(_tasks(further), is_all=False))
-            if not current.waiting:
-                for other in self._seats:
-                    self._send(other, Further([], is_all=True))
+            self._add(current, slot, further)
+            for other in self._slots if not current.waiting else ():
+                if other is not slot:
+                    self._add(current, other, {})
+
+    def _add(self, current: _Rollout, slot: WorkerSlot, groups: Groups) -> None:
+        """Give a worker further groups, and tell it whether they are all, and whether all stops."""
+        slot.groups |= groups
+        slot.handle.send("add_groups", current.number, _tasks(groups), not current.waiting, current.is_stopped)
 
     def _window(self, options: RolloutOptions, size: int) -> int | None:
         """Groups that a worker has at a time: as many as the servers have places for. None: all, in a fixed order.
@@ -382,147 +379,190 @@ class RolloutWorkers:
 
     # Workers.
 
-    def _begin_worker(self, number: int) -> Link:
-        gpu = None if self._first_gpu is None else self._first_gpu + number
-        life = RolloutProcess(self._build, self._options.rollout.worker_timeout, gpu)
-        return self._start(f"rollout worker {number + 1} of {self._count}", life)
+    def _on_all(
+        self,
+        begin: Callable[[WorkerSlot], int],
+        lose: Callable[[WorkerSlot], None] = lambda slot: None,
+        note: Callable[[WorkerSlot, Any], None] = lambda slot, item: None,
+    ) -> list[tuple[WorkerSlot, Any]]:
+        """Have every worker answer a call; returns the results in order.
 
-    def _settle(self, seat: _Seat) -> None:
-        """Wait until a worker that was begun is there, then listen to it."""
-        seat.link.settle()
-        given = seat.number, seat.link
-        threading.Thread(target=self._listen, args=given, name=seat.link.title, daemon=True).start()
-
-    def _listen(self, number: int, link: Link) -> None:
-        """Put what a worker sends into the inbox, and its end as an exception."""
-        timeout = self._options.rollout.worker_timeout
-        while True:
-            try:
-                message = link.receive(timeout)
-                if isinstance(message, Question) and (place := self._bring_back(message.content)) is not None:
-                    link.send(Reply(message.number, place))
-            except Exception as error:
-                link.close(patient=False)  # who waits to send to one that hangs waits no longer
-                self._inbox.put((number, link, error))
-                return
-            if not isinstance(message, Beat | Question):
-                self._inbox.put((number, link, message))
-
-    def _next(self) -> tuple[_Seat, Any]:
-        """The next message of a present worker.
+        Args:
+            begin: begins the call of a worker, again if that is replaced; returns its number.
+            lose: called when a worker is lost within its call.
+            note: called with each item that a worker sends.
 
         Raises:
-            RankError: a worker failed, or this object is closed.
+            WorkerError: a worker failed, more were lost than allowed, or this object is closed.
+        """
+        at_work = {slot.number: begin(slot) for slot in self._slots}
+        results: dict[int, Any] = {}
+        while at_work:
+            slot, event = self._next()
+            if isinstance(event.value, WorkerDied):
+                self._replace(slot, event.value)
+                if slot.number in at_work:
+                    lose(slot)
+                    at_work[slot.number] = begin(slot)
+            elif at_work.get(slot.number) != event.call:  # of weights, or of a rollout that has failed
+                continue
+            elif event.is_over:
+                del at_work[slot.number]
+                results[slot.number] = event.value
+            else:
+                note(slot, event.value)
+        return [(slot, results[slot.number]) for slot in self._slots]
+
+    def _next(self) -> tuple[WorkerSlot, _Event]:
+        """What next became of a call of a present worker.
+
+        Raises:
+            WorkerError: a worker failed, or this object is closed.
             Exception: a lost server was not brought back.
         """
+        timeout = self._options.rollout.worker_timeout
         while True:
-            number, link, message = self._inbox.get()
-            if self._is_closed:
-                raise RankError(_CLOSED)
-            if link is None:
-                raise message
-            seat = self._seats[number]
-            if link is not seat.link:
+            self._look(timeout)
+            try:
+                event = self._events.get(timeout=None if timeout is None else timeout / _LOOKS)
+            except queue.Empty:
                 continue
-            if isinstance(message, Exception) and not isinstance(message, DeadRankError):
-                raise message
-            return seat, message
+            if self._is_closed:
+                raise WorkerError(_CLOSED)
+            if isinstance(event, Exception):
+                raise event
+            slot = next((slot for slot in self._slots if slot.handle is event.handle), None)
+            if slot is None:  # of a process that was replaced
+                continue
+            if isinstance(event.value, Exception) and not isinstance(event.value, WorkerDied):
+                raise event.value
+            return slot, event
 
-    def _send(self, seat: _Seat, *messages: Any) -> None:
-        with suppress(DeadRankError):  # its end is in the inbox too
-            for message in messages:
-                seat.link.send(message)
-
-    def _give_weights(self, seat: _Seat) -> None:
-        load = self._load
-        if load is None:
+    def _look(self, timeout: float | None) -> None:
+        """Find workers that hang."""
+        if timeout is None or time.monotonic() - self._looked < timeout / _LOOKS:
             return
-        with suppress(DeadRankError):  # its end is in the inbox too
-            arguments = load.arguments
-            if self.servers is None:
-                arguments = (seat.link.place(arguments[0], _WEIGHT_FILES), *arguments[1:])
-            else:
-                arguments = (*arguments[:-1], self._places())
-            load = replace(load, arguments=arguments)
-            seat.load = load
-            seat.link.send(Do(load))
+        self._looked = time.monotonic()
+        for slot in self._slots:
+            if slot.watch.standstill() > timeout:
+                how = "been silent" if slot.watch.silence > timeout else "not got on with its work"
+                cause = WorkerHangs(f"{slot.handle.title} hangs: it has {how} for {timeout:g} s.")
+                self._events.put(_Event(slot.handle, 0, cause, is_over=True))
 
-    def _replace(self, seat: _Seat, cause: DeadRankError) -> None:
+    def _begin_call(self, slot: WorkerSlot, method: str, *arguments: Any, is_stream: bool) -> int:
+        """Call a method of a worker, and have all that becomes of it noted; returns the number of the call."""
+        self._calls += 1
+        call, handle = self._calls, slot.handle
+
+        def each(item: Any) -> None:
+            if isinstance(item, LostServer):  # its requests to this server wait meanwhile
+                threading.Thread(target=self._bring_back, args=(handle, item), daemon=True).start()
+            else:
+                self._events.put(_Event(handle, call, item, is_over=False))
+
+        def end(done: Future[Any]) -> None:
+            self._events.put(_Event(handle, call, done.exception() or done.result(), is_over=True))
+
+        future = handle.stream(method, *arguments, each=each) if is_stream else handle.call(method, *arguments)
+        future.add_done_callback(end)
+        return call
+
+    def _start_worker(self, number: int) -> WorkerHandle:
+        build = replace(self._build, gpu=None if self._first_gpu is None else self._first_gpu + number)
+        handle = self._start(f"rollout worker {number + 1} of {self._count}", build, lambda: self._is_closed)
+        handle.ended.add_done_callback(lambda done: self._events.put(_Event(handle, 0, done.exception(), is_over=True)))
+        return handle
+
+    def _replace(self, slot: WorkerSlot, cause: WorkerDied) -> None:
         """Start another worker in the place of one that was lost.
 
         Raises:
-            RankError: more were lost than allowed.
+            WorkerError: more were lost than allowed.
         """
         allowed = self._options.rollout.worker_restarts
         self._lost += 1
         if self._lost > allowed:
-            raise RankError(
+            raise WorkerError(
                 f"{cause} {allowed} rollout workers were replaced before (rollout.worker_restarts={allowed}); the same "
                 "command continues from what is stored."
             ) from cause
         logger.warning("%s It is replaced (%d of %d).", cause, self._lost, allowed)
-        self._restart(seat)
+        self._restart(slot)
 
-    def _restart(self, seat: _Seat) -> None:
+    def _restart(self, slot: WorkerSlot) -> None:
         self.replaced += 1
-        seat.link.close(patient=False)
-        seat.earlier_cpu_seconds += seat.cpu_seconds
-        seat.cpu_seconds, seat.stuck = 0.0, 0
-        seat.link = self._begin_worker(seat.number)
+        slot.handle.close(patient=False)
+        slot.earlier_cpu_seconds += slot.handle.cpu_seconds
+        slot.handle, slot.stuck = self._start_worker(slot.number), 0
+        slot.watch = Watch(slot.handle)
         if self._is_closed:  # meanwhile, by another thread
-            seat.link.close(patient=False)
-            raise RankError(_CLOSED)
-        self._settle(seat)
-        self._give_weights(seat)
+            slot.handle.close(patient=False)
+            raise WorkerError(_CLOSED)
+        self._give_weights(slot)
 
     # Weights and servers.
 
-    def _make_load(self, source: WeightSource, version: int) -> Call:
-        """The call that gives a worker these weights."""
+    def _load(self, source: WeightSource, version: int) -> None:
+        """Bring weights to where the workers get them."""
+        self._has_weights = True
         if self.servers is not None:
             self.servers.update_weights(source, version)
-            given = self._options.rollout.server
-            options = given.model_copy(update={"mode": "attach", "count": 1, "colocated": False})
-            return Call("follow_servers", (options, given.api_key(), self.servers.tag, version, []))
+            return
         state = source.state()
         if self._folder is None or state != self._sent_state:
             self._folder, self._sent_state = source.folder or self._write(source), state
-        return Call("load_weights", (self._folder, version, self._device))
+
+    def _give_weights(self, slot: WorkerSlot) -> int:
+        """Have a worker take the present weights; returns the number of the call."""
+        if not self._has_weights:
+            return 0
+        if self.servers is not None:
+            given = self._options.rollout.server
+            options = given.model_copy(update={"mode": "attach", "count": 1, "colocated": False})
+            places = [self.servers.place_of(number) for number in range(len(self.servers.servers))]
+            arguments = (options, given.api_key(), self.servers.tag, self.version, places)
+            return self._begin_call(slot, "follow_servers", *arguments, is_stream=True)
+        assert self._folder is not None
+        try:
+            folder = slot.handle.place(self._folder, _WEIGHT_FILES)
+        except WorkerDied as error:
+            self._events.put(_Event(slot.handle, 0, error, is_over=True))
+            return 0
+        return self._begin_call(slot, "load_weights", folder, self.version, self._device, is_stream=False)
 
     def _write(self, source: WeightSource) -> Path:
         """Write weights into a folder, each in the type in which an engine uses it."""
         from geo_sokoban_pipeline.rollout.engines.sglang.weights import write_folder
 
         self._sets += 1
-        folder, types = Path(self._scratch.name) / str(self._sets), use_types(self._policy)
+        folder, types = self._scratch.path / str(self._sets), use_types(self._policy)
         tensors = ((name, tensor.to(types[name])) for name, tensor in source.read(None))
         write_folder(folder, tensors, _FILE_BYTES, "model-")
         return folder
 
     def _forget(self, folder: Path) -> None:
         """Remove the copies of a folder of weights, and the folder if it was made here."""
-        for seat in self._seats:
-            with suppress(DeadRankError):
-                seat.link.clear(folder)
-        if folder.is_relative_to(self._scratch.name):
+        for slot in self._slots:
+            with suppress(WorkerDied):
+                slot.handle.clear(folder)
+        if folder.is_relative_to(self._scratch.path):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _places(self) -> list[ServerPlace]:
-        assert self.servers is not None
-        return [self.servers.place_of(number) for number in range(len(self.servers.servers))]
-
-    def _bring_back(self, lost: LostServer) -> ServerPlace | None:
-        """Bring back the server that a worker has found lost; None: it does not come back.
-
-        The thread of this worker's messages waits meanwhile, as its requests to this server do.
-        """
+    def _bring_back(self, handle: WorkerHandle, lost: LostServer) -> None:
+        """Bring back the server that a worker has found lost, and tell the worker."""
         assert self.servers is not None
         try:
             self.servers.bring_back(lost.server, lost.life, lost.reason)
-            return self.servers.place_of(lost.server)
+            place = self.servers.place_of(lost.server)
         except Exception as error:  # raised by the rollout, which waits for the worker; it is no loss of a worker
-            self._inbox.put((0, None, error))
-            return None
+            self._events.put(error)
+            return
+        with suppress(WorkerDied):  # of the worker, which is replaced
+            handle.send("move_server", lost.server, lost.life, place).result()
+
+
+def _start_here(on_gpu: bool, title: str, build: WorkerSpec, is_given_up: Callable[[], bool]) -> WorkerHandle:
+    return LocalProcess(title, build, on_gpu=on_gpu)
 
 
 @dataclass

@@ -143,7 +143,7 @@ class _Validator:
     def _solve_rates(self, backend: TrainBackend, step: int) -> dict[str, float]:
         takes_turns = self._options.rollout.takes_turns
         if takes_turns:
-            backend.sleep()
+            backend.offload()
         launcher = None if self._workers is None else self._workers.launcher
         with closing(build_engine(self._policy, self._options.rollout, launcher)) as engine:
             sync_weights(engine, backend, self._workers, step)
@@ -152,9 +152,9 @@ class _Validator:
                 "warm_start", self._seed, self._options, self._prompts, self._policy, engine, step, rollout_fn
             )
             if takes_turns:
-                engine.sleep()
+                engine.offload()
         if takes_turns:
-            backend.wake_up()
+            backend.onload()
         logger.info("warm start, step %d: %s", step, describe_rates(metrics))
         return {f"{mode}_solve_rate": metrics[f"eval/validation/{mode}_solve_rate"] for mode in _MODES}
 

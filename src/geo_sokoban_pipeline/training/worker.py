@@ -1,16 +1,22 @@
 """A worker: the object that a process of a run holds, and whose methods are all that the driver can ask of it.
 
-A rank has a group, a backend and perhaps a part of a reference policy; a rollout worker has none of these. Every call
-carries its inputs; between calls a worker keeps its attributes and its engine alone.
+A rank has a group, a backend and perhaps a part of a reference policy; a rollout worker, which only rolls out, has none
+of these. Every call carries its inputs; between calls a worker keeps its attributes and its engine alone.
 """
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +25,7 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, Meeting, join_group
-from geo_sokoban_pipeline.distributed.messages import Line, LostServer
+from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, Rendezvous, join_group
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.policy import (
@@ -30,16 +35,18 @@ from geo_sokoban_pipeline.policies.policy import (
     empty_model,
     freeze_parameters,
 )
+from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
-from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn
+from geo_sokoban_pipeline.rollout.own_code import STUCK
+from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.base import Batch
 from geo_sokoban_pipeline.training.backends.rank import build_rank, build_rank_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
-from geo_sokoban_pipeline.training.runtime import collect_garbage, freeze_survivors, prepare_process
+from geo_sokoban_pipeline.training.runtime import collect_garbage, prepare_process
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
@@ -56,9 +63,8 @@ class Worker:
         expert: makes demonstrations; None before `demonstrate`.
         backend: this rank's part of the training backend; None before `build_backend`.
         scorer: this rank's part of a reference policy; None before `build_scorer`.
-        meeting: where the others find rank 0; None on other ranks, and where the driver is rank 0.
+        rendezvous: where the others find rank 0; None on other ranks.
         loaded: folder that the weights of a rollout worker are from; None: it has none.
-        line: to the driver of a rollout worker.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
@@ -67,9 +73,12 @@ class Worker:
         self.expert: Demonstrator | None = None
         self.backend: Any = None
         self.scorer: Any = None
-        self.meeting: Meeting | None = None
+        self.rendezvous: Rendezvous | None = None
         self.loaded: Path | None = None
-        self.line: Line | None = None
+        self._lock = threading.Lock()
+        self._supply: GroupSupply | None = None
+        self._emit: Callable[[Any], None] = lambda item: None
+        self._lost_servers: dict[tuple[int, int], Future[ServerPlace]] = {}
 
     @cached_property
     def engine(self) -> RolloutEngine:
@@ -78,10 +87,10 @@ class Worker:
 
     # The group.
 
-    def open_meeting(self, size: int, host: str) -> int:
+    def open_rendezvous(self, size: int, host: str = LOOPBACK) -> int:
         """Serve the store through which the ranks find each other, on rank 0; returns its port."""
-        self.meeting = Meeting(size, host)
-        return self.meeting.port
+        self.rendezvous = Rendezvous(size, host)
+        return self.rendezvous.port
 
     def join(
         self,
@@ -98,22 +107,19 @@ class Worker:
             host, port: of rank 0's store.
             address: of this rank's machine; None: all ranks are on one.
         """
-        if self.meeting is not None:
-            self.join_as_first(self.meeting, size, device, address)
-            return
-        self.group = join_group(rank, size, port, device, host, address)
-        self._take_weights(device)
-
-    def join_as_first(self, meeting: Meeting, size: int, device: str, address: str | None = None) -> None:
-        """Join the group as rank 0."""
-        self.group = meeting.join(size, device, address)
-        self._take_weights(device)
-
-    def _take_weights(self, device: str) -> None:
-        assert self.group is not None
+        if self.rendezvous is not None:
+            self.group = self.rendezvous.join(size, device, address)
+        else:
+            self.group = join_group(rank, size, port, device, host, address)
         if not self.policy.is_empty:
             self.policy.model.to(device)
             self.group.broadcast(model_tensors(self.policy.model))
+
+    def leave(self) -> None:
+        """Leave the group."""
+        group, self.group, self.rendezvous = self.group, None, None
+        if group is not None:
+            group.close()
 
     def read_weights(self, folder: Path) -> None:
         """Fill the model with the weights of a folder."""
@@ -195,13 +201,13 @@ class Worker:
         """Load weights and state of a checkpoint."""
         self.backend.load_state(folder)
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """Move this rank's weights and moments to the memory of the CPU."""
-        self.backend.sleep()
+        self.backend.offload()
 
-    def wake_up(self) -> None:
+    def onload(self) -> None:
         """Move this rank's weights and moments back to its device."""
-        self.backend.wake_up()
+        self.backend.onload()
 
     def digest(self) -> str:
         """Hash of what this rank holds of the weights."""
@@ -215,9 +221,80 @@ class Worker:
         self.engine.update_weights(None, version)
         collect_garbage(version)
 
-    def rollout(self, tasks: Sequence[EpisodeRequest], settings: RolloutSettings) -> list[Trajectory]:
-        """Roll out episodes; returns their trajectories, in order."""
-        return load_rollout_fn(settings.rollout)(self.engine, self.policy, tasks, settings)
+    def rollout(self, tasks: Sequence[EpisodeRequest], settings: RolloutSettings, *watching: Any) -> list[Trajectory]:
+        """Roll out episodes; returns their trajectories, in order.
+
+        Args:
+            watching: see `rollout`.
+        """
+        return load_rollout_fn(settings.rollout)(self.engine, self.policy, tasks, settings, *watching)
+
+    def rollout_groups(
+        self,
+        emit: Callable[[Any], None],
+        number: int,
+        requests: Sequence[EpisodeRequest],
+        settings: RolloutSettings,
+        is_all: bool,
+        is_streamed: bool,
+    ) -> RolloutTimes:
+        """Roll out whole groups; emits the trajectories of each.
+
+        Args:
+            number: of the rollout, which is that of `add_groups`.
+            is_all: whether no further groups follow.
+            is_streamed: whether each group is sent as it ends, not all of them at the end.
+        """
+        began, sent = time.perf_counter(), set[int]()
+        supply = self._supply_of(number)
+        supply.is_all = supply.is_all or is_all
+        rollout_fn = load_rollout_fn(settings.rollout)
+
+        def deliver(trajectories: Sequence[Trajectory]) -> None:
+            """Send the groups that have not been sent."""
+            for group, given in groupby(trajectories, key=lambda episode: episode.group_index):
+                if group not in sent:
+                    sent.add(group)
+                    episodes = list(given)
+                    if rollout_fn is not rollout:  # which may call a group complete that is not
+                        wanted = [request for request in requests if request.group_index == group]
+                        check_episodes(settings.rollout.function, wanted, episodes)
+                    emit(episodes)
+
+        def enough(complete: Sequence[Trajectory]) -> bool:
+            deliver(complete)
+            supply.look()
+            return supply.is_stopped
+
+        watching: dict[str, Any] = {}
+        if is_streamed:
+            watching["enough"] = enough
+        if rollout_fn is rollout and watching:
+            watching["supply"] = supply
+        self._emit = emit
+        deliver(rollout_fn(self.engine, self.policy, requests, settings, **watching))
+        return RolloutTimes(
+            busy=time.perf_counter() - began - supply.idle,
+            stuck=sum(thread.name == STUCK for thread in threading.enumerate()),
+        )
+
+    def add_groups(self, number: int, requests: Sequence[EpisodeRequest], is_all: bool, is_stopped: bool) -> None:
+        """Add groups to a rollout, while it goes on or before; ignored once it is over.
+
+        Args:
+            is_all: whether none follow.
+            is_stopped: whether all that has not ended is aborted, so that none of these groups begins.
+        """
+        supply = self._supply_of(number)
+        if supply.number == number:
+            supply.inbox.put((requests, is_all, is_stopped))
+
+    def _supply_of(self, number: int) -> GroupSupply:
+        """Of a rollout; of the newest one where that is later."""
+        with self._lock:
+            if self._supply is None or self._supply.number < number:
+                self._supply = GroupSupply(number)
+            return self._supply
 
     def load_weights(self, folder: Path, version: int, device: str) -> None:
         """Fill the model of a rollout worker's engine with weights, unless it has read this folder before.
@@ -234,9 +311,15 @@ class Worker:
         self.update_weights(version)
 
     def follow_servers(
-        self, options: ServerOptions, key: str | None, tag: str, version: int, places: Sequence[ServerPlace]
+        self,
+        emit: Callable[[Any], None],
+        options: ServerOptions,
+        key: str | None,
+        tag: str,
+        version: int,
+        places: Sequence[ServerPlace],
     ) -> None:
-        """Sample from servers that the driver keeps.
+        """Sample from servers that the driver keeps; emits those that are lost.
 
         Args:
             options: of servers that are there.
@@ -246,17 +329,88 @@ class Worker:
         """
         from geo_sokoban_pipeline.rollout.engines.sglang.following import FollowingEngine
 
-        if "engine" not in vars(self):
-            if options.api_key_variable is not None and key is not None:
-                os.environ[options.api_key_variable] = key  # on nodes whose environment lacks it
-            self.engine = FollowingEngine(self.policy, options, places, self._report_lost)
-        assert isinstance(self.engine, FollowingEngine)
-        self.engine.follow(tag, version, places)
+        self._emit = emit
+        with waiting():  # servers have limits of their own
+            if "engine" not in vars(self):
+                if options.api_key_variable is not None and key is not None:
+                    os.environ[options.api_key_variable] = key  # on nodes whose environment lacks it
+                self.engine = FollowingEngine(self.policy, options, places, self._report_lost)
+            assert isinstance(self.engine, FollowingEngine)
+            self.engine.follow(tag, version, places)
         collect_garbage(version)
 
+    def move_server(self, server: int, life: int, place: ServerPlace) -> None:
+        """Take where a server is that was lost in a life of it."""
+        self._lost_servers.pop((server, life)).set_result(place)
+
     def _report_lost(self, server: int, life: int, reason: str) -> Future[ServerPlace]:
-        assert self.line is not None
-        return self.line.ask(LostServer(server, life, reason))
+        future = self._lost_servers[server, life] = Future()
+        self._emit(LostServer(server, life, reason))
+        return future
+
+
+@dataclass(frozen=True)
+class LostServer:
+    """Item of a stream: a server does not answer; `move_server` follows, once it does.
+
+    Attributes:
+        server: its number.
+        life: of it, as the driver counts them.
+        reason: what was seen.
+    """
+
+    server: int
+    life: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RolloutTimes:
+    """What a rollout worker took for a rollout.
+
+    Attributes:
+        busy: seconds in which it had something to roll out.
+        stuck: environments that are left in a call that does not end.
+    """
+
+    busy: float
+    stuck: int
+
+
+class GroupSupply:
+    """Further groups of a rollout, and the order to stop, as they come from the driver; see `Supply`.
+
+    Attributes:
+        inbox: requests, whether they are all, and whether the rollout stops.
+        is_stopped: see `Supply`.
+        is_all: whether no further groups follow.
+        idle: seconds spent waiting.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.inbox: queue.SimpleQueue[tuple[Sequence[EpisodeRequest], bool, bool]] = queue.SimpleQueue()
+        self.is_stopped = self.is_all = False
+        self.idle = 0.0
+        self._taken: list[EpisodeRequest] = []
+
+    def take(self, *, wait: bool) -> list[EpisodeRequest]:
+        """See `Supply`."""
+        began = time.perf_counter()
+        with waiting():
+            self.look(wait=wait)
+        self.idle += time.perf_counter() - began
+        taken, self._taken = self._taken, []
+        return taken
+
+    def look(self, *, wait: bool = False) -> None:
+        """Read the messages that have come; requests are kept for `take`."""
+        with suppress(queue.Empty):
+            while True:
+                requests, is_all, is_stopped = self.inbox.get(block=wait and not self._taken and not self.is_all)
+                self._taken += requests
+                self.is_all = self.is_all or is_all or is_stopped
+                self.is_stopped = self.is_stopped or is_stopped
 
 
 @dataclass(frozen=True)
@@ -270,6 +424,7 @@ class WorkerSpec:
         threads: of torch.
         folder: of the policy; None: built in memory.
         is_empty: whether the policy has no weights, so that the rank reads its part from the folder.
+        gpu: number of the GPU on which its engine computes; None: it has none, or sees one alone.
     """
 
     config: Any
@@ -282,6 +437,7 @@ class WorkerSpec:
     threads: int
     folder: Path | None
     is_empty: bool
+    gpu: int | None = None
 
     @classmethod
     def of(cls, policy: Policy, options: TrainOptions) -> WorkerSpec:
@@ -303,8 +459,10 @@ class WorkerSpec:
     def __call__(self) -> Worker:
         """Build the worker, in its process."""
         prepare_process(self.threads)
+        if self.gpu is not None:
+            torch.cuda.set_device(self.gpu)
         worker = Worker(self.build_policy(), self.options)
-        freeze_survivors()
+        gc.collect()
         return worker
 
     def build_policy(self) -> Policy:

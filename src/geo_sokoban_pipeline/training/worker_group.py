@@ -1,30 +1,56 @@
-"""A worker group: the driver is rank 0, and workers are the other ranks; each has a copy of the policy.
+"""A worker group: ranks that take every step together, each a process with a worker.
 
-Rollouts are sharded by whole groups; steps are sharded by the backend that `backend.py` builds on the group.
+On one machine the driver is rank 0; in a Ray cluster it is none of them. Rollouts are sharded by whole groups; steps
+are sharded by the backend that `backend.py` builds on the group. Any failure closes the group: no stale answer is read
+later.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.distributed.group import Meeting
-from geo_sokoban_pipeline.distributed.launch import Ranks
-from geo_sokoban_pipeline.distributed.messages import Call, Job
-from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty
+from geo_sokoban_pipeline.config.ray import RayOptions
+from geo_sokoban_pipeline.distributed.group import LOOPBACK
+from geo_sokoban_pipeline.distributed.process import (
+    SAID,
+    InProcess,
+    LocalProcess,
+    Watch,
+    WorkerDied,
+    WorkerError,
+    WorkerFailed,
+    WorkerHandle,
+    WorkerHangs,
+    results_of,
+)
+from geo_sokoban_pipeline.distributed.ray_cluster import connected, gpus_of_a_rank
+from geo_sokoban_pipeline.distributed.ray_process import PATIENCE, RayProcess, start_ray_processes
+from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty, save_policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
-from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
+from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures
+from geo_sokoban_pipeline.runs.scratch import Scratch
 from geo_sokoban_pipeline.runs.storage import Files
-from geo_sokoban_pipeline.training.ray_group import RayWorkers
+from geo_sokoban_pipeline.training.ray_group import (
+    OwnCode,
+    count_actors,
+    find_largest,
+    servers_of_ray,
+    sizes,
+    warn_of_fewer,
+)
 from geo_sokoban_pipeline.training.sharding import shard_groups
 from geo_sokoban_pipeline.training.worker import Worker, WorkerSpec
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -32,121 +58,111 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+_PATIENCE = 5.0  # seconds in which the end of a process of this machine shows
 
 
 class WorkerGroup:
-    """The driver and `options.processes` − 1 workers.
+    """The driver and `options.processes` − 1 further ranks on this machine.
 
     Args:
-        policy: of the driver; the workers take over its weights at the first job. Afterwards only the backend may
+        policy: of the driver; the others take over its weights at the first call. Afterwards only the backend may
             change them, on all ranks alike. An empty one (`load_driver_policy`) gives them none.
         options: of the run; every worker uses as many threads as the driver.
-        ranks: idle processes of workers over the same policy and options; None: they are started here.
+        others: idle processes of workers over the same policy and options; None: they are started here.
 
     Attributes:
         size: number of ranks.
         options: of the run, with the number of ranks that there are.
         missing: ranks for which there was no place.
         before_rollout: set by a backend whose weights are sharded.
-        own: the worker of rank 0, in this process.
+        own: the worker of rank 0, in this process; None: that is elsewhere.
         weights: folder from which the ranks read what they hold of the weights; None: they have them.
+        launcher: of servers that sample; None: they are launched on this machine.
 
     Raises:
         ValueError: the policy is on a GPU, and there is not one for each process.
     """
 
-    def __init__(self, policy: Policy, options: TrainOptions, ranks: Ranks | None = None) -> None:
-        self._device = policy.device
-        if self._device != "cpu" and torch.cuda.device_count() < options.processes:
+    def __init__(self, policy: Policy, options: TrainOptions, others: Sequence[WorkerHandle] | None = None) -> None:
+        device = policy.device
+        if device != "cpu" and torch.cuda.device_count() < options.processes:
             raise ValueError(
-                f"processes={options.processes} with the policy on {self._device}: each takes a GPU of its own, and "
+                f"processes={options.processes} with the policy on {device}: each takes a GPU of its own, and "
                 f"there are {torch.cuda.device_count()}. Lower processes, or set policy.device=cpu."
             )
-        self._prepare(policy, options)
-        self.own = Worker(policy, options)
-        self.weights: Path | None = policy.folder if policy.is_empty else None
-        self._ranks = ranks or Ranks([WorkerSpec.of(policy, options)] * (self.size - 1))
+        self.own: Worker | None = Worker(policy, options)
+        titles = [f"process {number} of {options.processes}" for number in range(1, options.processes + 1)]
+        handles: list[WorkerHandle] = [InProcess(titles[0], self.own)]
+        try:
+            spec = WorkerSpec.of(policy, options)
+            handles += others or ()
+            for title in titles[len(handles) :]:
+                handles.append(LocalProcess(title, spec, on_gpu=device != "cpu"))
+        except BaseException:
+            for handle in handles:
+                handle.close(patient=False)
+            raise
+        self._prepare(options, handles, device, policy.folder if policy.is_empty else None)
 
-    def _prepare(self, policy: Policy, options: TrainOptions) -> None:
-        self.size, self.options, self.missing = options.processes, options, 0
+    def _prepare(
+        self, options: TrainOptions, handles: Sequence[WorkerHandle], device: str, weights: Path | None
+    ) -> None:
+        self.options, self.size, self.missing = options, len(handles), 0
+        self.weights = weights
+        self.launcher: Launcher | None = None
         self.before_rollout: Callable[[], None] | None = None
-        self._policy = policy
+        self._handles, self._device, self._has_joined = list(handles), device, False
+        self._patience, self._has_said = _PATIENCE, False
         # A server that comes back reads its weights from the thread of its engine.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def drives_a_rank(self) -> bool:
         """Whether rank 0 is this process."""
-        return True
-
-    @property
-    def launcher(self) -> Launcher | None:
-        """Of servers that sample; None: they are launched on this machine."""
-        return None
+        return self.own is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether the workers take jobs."""
-        return self._ranks.is_open
+        """Whether the workers take calls."""
+        return bool(self._handles)
 
     @property
     def process_ids(self) -> list[int]:
-        """Process ids of the workers."""
-        return self._ranks.process_ids
+        """Process ids of the ranks, each on its machine; without that of the driver."""
+        return [handle.pid for handle in self._further]
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU-seconds of the workers' answered jobs."""
-        return self._ranks.cpu_seconds
+        """CPU-seconds of the ranks' answered calls, without the driver's."""
+        return sum(handle.cpu_seconds for handle in self._further)
+
+    @property
+    def _further(self) -> list[WorkerHandle]:
+        return self._handles[1:] if self.drives_a_rank else self._handles
 
     def cpu_clock(self) -> float:
-        """CPU-seconds of the driver and of the workers' jobs, from an arbitrary zero; take differences."""
+        """CPU-seconds of the driver and of the workers' calls, from an arbitrary zero; take differences."""
         return time.process_time() + self.cpu_seconds
-
-    def run(self, own: Callable[[], Result], jobs: Sequence[Job]) -> list[Any]:
-        """Run `own` here while the first workers run one job each; returns all results in order, `own`'s first.
-
-        Raises:
-            RankError: a worker failed or ended, or the group is closed. Any exception closes the group.
-        """
-        with self._lock:
-            try:
-                if self.own.group is None and self.is_open:
-                    meeting = Meeting(self.size)
-                    given = [(rank, self.size, meeting.port, self._device) for rank in range(1, self.size)]
-                    self._ranks.run(
-                        lambda: self.own.join_as_first(meeting, self.size, self._device),
-                        [Call("join", arguments) for arguments in given],
-                    )
-                return self._ranks.run(own, jobs)
-            except BaseException:
-                self.leave()
-                raise
-
-    def run_jobs(self, jobs: Sequence[Job]) -> list[Any]:
-        """Run one job on each of the first ranks, from rank 0 on; returns their results.
-
-        Raises:
-            RankError: as `run`.
-        """
-        return self.run(lambda: jobs[0](self.own), jobs[1:])
 
     def call_each(self, method: str, given: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the first workers, from rank 0 on, each with its arguments; returns the results in order.
 
         Raises:
-            RankError: as `run`.
+            WorkerError: a worker failed, or the group is closed. Any exception closes the group; that of rank 0 is
+                raised as it is.
+            WorkerDied: a worker has ended or hangs.
         """
-        return self.run_jobs([Call(method, arguments) for arguments in given])
+        return self._call(self._handles[: len(given)], method, given)
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every worker with the same arguments; returns the results in order.
 
         Raises:
-            RankError: as `run`.
+            WorkerError: as `call_each`.
         """
-        return self.run_jobs([Call(method, arguments)] * self.size)
+        return self.call_each(method, [arguments] * self.size)
 
     def read(self, folder: Path, method: str, *arguments: Any) -> None:
         """Call a method of every worker that reads a folder of the driver.
@@ -154,7 +170,10 @@ class WorkerGroup:
         Args:
             arguments: of the method, after the place where the worker finds the folder.
         """
-        self.call_all(method, folder, *arguments)
+        with self._closing_on_failure():
+            places = self._together([partial(handle.place, folder) for handle in self._handles])
+            self.call_each(method, [(place, *arguments) for place in places])
+            self._together([partial(handle.clear, folder) for handle in self._handles])
 
     def write(self, folder: Path, method: str, *, everywhere: bool) -> Files:
         """Call a method that writes into a folder of the driver, of every worker or of rank 0 alone.
@@ -165,18 +184,19 @@ class WorkerGroup:
         Returns:
             Those of all ranks.
         """
-        parts: list[Files] = self.call_each(method, [(folder,)] * (self.size if everywhere else 1))
+        chosen = self._handles if everywhere else self._handles[:1]
+        with self._closing_on_failure():
+            places = [handle.outbox(folder) for handle in chosen]
+            parts: list[Files] = self.call_each(method, [(place,) for place in places])
+            for handle, place, known in zip(chosen, places, parts, strict=True):
+                handle.take(place, folder, known)
         return {name: record for part in parts for name, record in part.items()}
-
-    def broadcast(self, job: Job) -> None:
-        """Run a job in every worker."""
-        self.run(lambda: None, [job] * (self.size - 1))
 
     def update_weights(self, version: int) -> None:
         """Make the workers drop what they computed with earlier weights."""
         if self.before_rollout is not None:
             self.before_rollout()
-        self.broadcast(Call("update_weights", (version,)))
+        self._call(self._further, "update_weights", [(version,)] * len(self._further))
 
     def rollout(
         self,
@@ -193,125 +213,181 @@ class WorkerGroup:
         # `max_failed_share` is checked over all episodes below, not within a shard.
         lenient = replace(settings, rollout=settings.rollout.model_copy(update={"max_failed_share": 1.0}))
         parts = [[tasks[index] for index in shard] for shard in shards] or [[]]
-        results = self._roll_out(engine, policy, parts, lenient, progress)
+        given: list[tuple[Any, ...]] = [(part, self._settings_there(lenient)) for part in parts]
+        if self.own is not None:
+            self.own.engine = engine
+            given[0] = (parts[0], lenient) if progress is None else (parts[0], lenient, progress)
+        results: list[list[Trajectory]] = self.call_each("rollout", given)
+        elsewhere = parts[1:] if self.drives_a_rank else parts
+        if progress is not None and elsewhere:
+            progress(sum(map(len, elsewhere)))
         episodes = dict(zip([i for shard in shards for i in shard], [e for part in results for e in part], strict=True))
         trajectories = [episodes[index] for index in range(len(tasks))]
         check_failures(trajectories, settings.rollout.max_failed_share)
         return trajectories
 
-    def _roll_out(
-        self,
-        engine: RolloutEngine,
-        policy: Policy,
-        parts: Sequence[Sequence[EpisodeRequest]],
-        settings: RolloutSettings,
-        progress: Progress | None,
-    ) -> list[list[Trajectory]]:
-        """Roll out one part on each of the first ranks."""
-        rollout_fn = load_rollout_fn(settings.rollout)
-        watching = () if progress is None else (progress,)
-        results: list[list[Trajectory]] = self.run(
-            lambda: rollout_fn(engine, policy, parts[0], settings, *watching),
-            [Call("rollout", (part, settings)) for part in parts[1:]],
-        )
-        if progress is not None and len(parts) > 1:
-            progress(sum(map(len, parts[1:])))
-        return results
-
-    def close(self) -> None:
+    def close(self, *, patient: bool = True) -> None:
         """End the workers."""
-        self._ranks.close()
-        self.leave()
+        handles, self._handles = self._handles, []
+        # Rank 0 of this process comes last: what it waits for in a collective fails when the others have ended.
+        self._together([partial(handle.close, patient=patient) for handle in handles[1:]])
+        for handle in handles[:1]:
+            handle.close(patient=patient)
+        # A collective that does not fail by that would not let the group end either.
+        if self.own is not None and not any(isinstance(one, InProcess) and one.is_left_behind for one in handles[:1]):
+            self.own.leave()
 
-    def leave(self) -> None:
-        """Leave the collectives, as every worker does at its end; the next `run` joins them again."""
-        group, self.own.group = self.own.group, None
-        if group is not None:
-            group.close()
+    def _settings_there(self, settings: RolloutSettings) -> RolloutSettings:
+        """Settings with the names that objects have in the workers."""
+        return settings
+
+    def _call(self, handles: Sequence[WorkerHandle], method: str, given: Sequence[tuple[Any, ...]]) -> list[Any]:
+        with self._lock, self._closing_on_failure():
+            if not self._handles:
+                raise WorkerError("this worker group is closed.")
+            self._join()
+            return self._results(handles, method, given)
+
+    def _results(self, handles: Sequence[WorkerHandle], method: str, given: Sequence[tuple[Any, ...]]) -> list[Any]:
+        futures = [handle.call(method, *arguments) for handle, arguments in zip(handles, given, strict=True)]
+        watches = [(Watch(handle), future) for handle, future in zip(handles, futures, strict=True)]
+        self._has_said = False
+        try:
+            return results_of(futures, self._patience, partial(self._look, method, watches))
+        except WorkerFailed as failure:
+            cause = failure.error
+            is_of_first = futures and futures[0].done() and futures[0].exception() is failure
+            if cause is None or not is_of_first or handles[0] is not self._handles[0]:
+                raise
+            cause.add_note(str(failure))
+            raise cause from None  # as where rank 0 is this process
+
+    def _join(self) -> None:
+        """Have the ranks find each other, once."""
+        if self._has_joined:
+            return
+        results_of([handle.ready for handle in self._handles], self._patience)
+        self._prepare_weights()
+        host, addresses = self._addresses()
+        port = self._results(self._handles[:1], "open_rendezvous", [(self.size, host)])[0]
+        common = (self.size, port, self._device, host)
+        self._results(self._handles, "join", [(rank, *common, address) for rank, address in enumerate(addresses)])
+        self._has_joined = True
+
+    def _prepare_weights(self) -> None:
+        """Give rank 0 its weights."""
+
+    def _addresses(self) -> tuple[str, list[str | None]]:
+        """Address at which all reach rank 0, and that of each on the network; None: all are on one machine."""
+        return LOOPBACK, [None] * self.size
+
+    def _look(self, method: str, watches: Sequence[tuple[Watch, Future[Any]]]) -> None:
+        """Find ranks that have ended; say that none gets on, and end all after the limit: one may wait for another."""
+        for handle in self._handles:
+            if handle.ended.done():
+                handle.ended.result()
+        waited = [watch for watch, future in watches if not future.done()]
+        seconds = min((watch.standstill() for watch in waited), default=0.0)
+        if seconds > SAID and not self._has_said:
+            self._has_said = True
+            logger.warning("%s: no rank has got on for %.0f s", method, seconds)
+        limit = self.options.rank_timeout
+        if limit is not None and seconds > limit:
+            silent = [watch.handle.title for watch in waited if watch.silence > limit]
+            which = ", ".join(silent or [watch.handle.title for watch in waited])
+            raise WorkerHangs(f"{which}: {method} has not got on for {limit:g} s (rank_timeout).")
+
+    def _together(self, work: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Results of work that moves files or waits for processes, done at the same time."""
+        with ThreadPoolExecutor(max(1, len(work))) as threads:
+            return [future.result() for future in [threads.submit(one) for one in work]]
+
+    @contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # an interrupt too: no answer to this call may be taken for the next one's
+            with self._lock:
+                self.close(patient=False)
+            if isinstance(error, WorkerDied) and self.drives_a_rank:  # only ranks of a cluster are built anew
+                raise WorkerError(
+                    f"{error} The same command continues from what is stored; processes=1 uses no further processes "
+                    "and less memory."
+                ) from error
+            raise
 
 
 class RayWorkerGroup(WorkerGroup):
-    """`options.processes` workers in a Ray cluster, or as few as `ray.min_processes`; the driver is none of them.
+    """`options.processes` ranks in a Ray cluster, or as few as `ray.min_processes`; the driver is none of them.
+
+    They get policy and own code through Ray's object store, so they need none of the driver's files.
+
+    Args:
+        policy: of the driver; where it is empty, the workers get the weights of its folder, else its own.
 
     Raises:
-        RankError, ValueError: as `RayWorkers`.
+        WorkerError, ValueError: see `connected`, `start_ray_processes`.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
-        self._workers = RayWorkers(policy, options)
-        self._prepare(policy, self._workers.options)
-        self.missing = options.processes - self.size
-        self.weights = self._workers.weights
+        with ExitStack() as opened:
+            opened.enter_context(connected(options.ray, count_actors(options)))
+            folder = policy.folder
+            if not policy.is_empty:
+                scratch = Scratch()
+                opened.callback(scratch.cleanup)
+                folder = scratch.path
+                save_policy(policy, folder)
+            assert folder is not None  # an empty policy is that of a folder
+            gpus = gpus_of_a_rank(options.ray, options.policy.device)
+            device = "cuda" if gpus else "cpu"
+            self.own, self._source, self._code = None, folder, OwnCode.of(options)
+            found, ranks = find_largest(sizes(options), partial(self._place, gpus))
+            warn_of_fewer("ranks", found.processes, options.processes, options)
+            self._prepare(found, ranks, device, folder if found.shares_weights else None)
+            opened.callback(WorkerGroup.close, self)
+            self.missing, self._patience = options.processes - self.size, PATIENCE
+            self._places = [rank.where for rank in ranks]
+            logger.info("ranks: %s", ", ".join(rank.title for rank in ranks))
+            there = found.model_copy(update={"policy": found.policy.model_copy(update={"device": device})})
+            spec = WorkerSpec.of(policy, self._code.renamed(there))
+            for rank in ranks:
+                rank.build(replace(spec, folder=None, is_empty=found.shares_weights))
+            if found.places_servers:
+                beside = self._places if found.rollout.server.colocated else None
+                self.launcher = opened.enter_context(servers_of_ray(found, beside))
+            self._owned = opened.pop_all()
 
-    @property
-    def drives_a_rank(self) -> bool:
-        """Whether rank 0 is this process."""
-        return False
-
-    @property
-    def launcher(self) -> Launcher | None:
-        """See `WorkerGroup`."""
-        return self._workers.launcher
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the workers take jobs."""
-        return self._workers.ranks.is_open
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Process ids of the workers, each on its node."""
-        return [place.pid for place in self._workers.ranks.places]
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU-seconds of the workers' answered jobs."""
-        return self._workers.ranks.cpu_seconds
-
-    def run_jobs(self, jobs: Sequence[Job]) -> list[Any]:
-        """Run one job on each of the first ranks, from rank 0 on; returns their results.
+    def _place(self, gpus: int, options: TrainOptions, ray: RayOptions) -> list[RayProcess]:
+        """Places of the ranks of some options.
 
         Raises:
-            RankError: see `RayRanks.run`.
+            NoPlaceError: there are none.
         """
-        with self._lock:
-            return self._workers.joined().run(jobs)
+        titles = [f"process {number} of {options.processes}" for number in range(1, options.processes + 1)]
+        what = f"{options.processes} ranks of"
+        return start_ray_processes(titles, what, ray, gpus, self._code.files, self._code.imports)
 
-    def read(self, folder: Path, method: str, *arguments: Any) -> None:
-        """See `WorkerGroup`."""
-        with self._lock:
-            self._workers.joined().read(folder, lambda place: Call(method, (place, *arguments)))
+    def close(self, *, patient: bool = True) -> None:
+        """End the workers, and with `patient` the cluster where it was started for them."""
+        if patient:
+            self._owned.close()
+        else:
+            super().close(patient=False)
 
-    def write(self, folder: Path, method: str, *, everywhere: bool) -> Files:
-        """See `WorkerGroup`."""
-        with self._lock:
-            ranks = self.size if everywhere else 1
-            return self._workers.joined().write(folder, lambda place: Call(method, (place,)), ranks)
+    def _settings_there(self, settings: RolloutSettings) -> RolloutSettings:
+        return self._code.renamed(settings)
 
-    def broadcast(self, job: Job) -> None:
-        """Run a job in every worker."""
-        self.run_jobs([job] * self.size)
+    def _prepare_weights(self) -> None:
+        if self.weights is None:
+            first = self._handles[:1]
+            self._results(first, "read_weights", [(first[0].place(self._source),)])
+            first[0].clear(self._source)
 
-    def close(self) -> None:
-        """End the workers, and the cluster where it was started for them."""
-        self._workers.close()
-
-    def leave(self) -> None:
-        """The driver is in no group."""
-
-    def _roll_out(
-        self,
-        engine: RolloutEngine,
-        policy: Policy,
-        parts: Sequence[Sequence[EpisodeRequest]],
-        settings: RolloutSettings,
-        progress: Progress | None,
-    ) -> list[list[Trajectory]]:
-        own = self._workers.code.renamed(settings)
-        results = self.call_each("rollout", [(part, own) for part in parts])
-        if progress is not None:
-            progress(sum(map(len, parts)))
-        return results
+    def _addresses(self) -> tuple[str, list[str | None]]:
+        if len({place.node for place in self._places}) == 1:
+            return super()._addresses()
+        return self._places[0].address, [place.address for place in self._places]
 
 
 def load_driver_policy(options: TrainOptions, folder: Path) -> Policy:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from geo_sokoban_pipeline.rewards import grade_answer
-from geo_sokoban_pipeline.rewards.math_answer import Grade, Grader, GradingPool, WorkerError, prepare_grade
+from geo_sokoban_pipeline.rewards.math_answer import Grade, Grader, GradingPool, GradingWorkerError, prepare_grade
 from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, WorkerProcess
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Equivalence
 from grading import grade_all
@@ -78,7 +78,7 @@ def test_worker_that_dies_fails_its_question_only(worker):
 
 def test_worker_that_cannot_start_says_why(worker, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(WorkerError, match="no grading worker: it ended"):
+    with pytest.raises(GradingWorkerError, match="no grading worker: it ended"):
         worker.ask(Equivalence("x", "x"), 1)
     assert worker.pid is None
 

@@ -79,7 +79,7 @@ def grade_answer(
 
     Raises:
         ValueError: the grader is unknown, or the tolerance negative or not this grader's.
-        WorkerError: algebra is needed and no worker process can be started.
+        GradingWorkerError: algebra is needed and no worker process can be started.
     """
     return _shared.grader(grader, tolerance).grade(response, ground_truth)
 
@@ -184,7 +184,7 @@ class Grader:
         """Grade a response; see `submit`.
 
         Raises:
-            WorkerError: a worker process is needed and cannot be started.
+            GradingWorkerError: a worker process is needed and cannot be started.
         """
         return self._take(self.submit(response, label, patience=patience), response, time.monotonic() + patience)
 

@@ -44,7 +44,7 @@ _RETIRE_AT = 400 << 20  # bytes in use after which a worker is replaced
 _SPARE_SECONDS = 1  # of processor time beyond a question's limit, before the kernel ends the worker
 
 
-class WorkerError(RuntimeError):
+class GradingWorkerError(RuntimeError):
     """A worker cannot be started; the message says why."""
 
 
@@ -84,7 +84,8 @@ class GradingPool:
             deadline: time of `time.monotonic()` after which the question is `late` if it did not get its full time.
 
         Returns:
-            Future of the decision. It raises WorkerError if no worker can be started; closing the pool cancels it.
+            Future of the decision. It raises GradingWorkerError if no worker can be started; closing the pool cancels
+            it.
 
         Raises:
             RuntimeError: the pool is closed, or was made in another process.
@@ -182,7 +183,7 @@ class WorkerProcess:
             Whether it can be asked; else it is still starting.
 
         Raises:
-            WorkerError: it has ended, or takes more than two minutes.
+            GradingWorkerError: it has ended, or takes more than two minutes.
         """
         if self._process is None:
             self._launch()
@@ -198,7 +199,7 @@ class WorkerProcess:
         if response is None or "failed" in response:
             self.stop()
             reason = f"not ready after {_STARTING_SECONDS} s" if response is None else response["failed"]
-            raise WorkerError(f"no grading worker: {reason}. Is SymPy installed, and is there memory left?")
+            raise GradingWorkerError(f"no grading worker: {reason}. Is SymPy installed, and is there memory left?")
         self._ready = True
         return True
 
@@ -209,7 +210,7 @@ class WorkerProcess:
             seconds: time to work on it, more than 0.
 
         Raises:
-            WorkerError: no worker can be started.
+            GradingWorkerError: no worker can be started.
         """
         self.start()
         assert self._process is not None

@@ -150,7 +150,7 @@ class EngineControl(Protocol):
     def update_weights(self, weights: WeightSource | None, version: int) -> None:
         """Load new weights; None: those of the policy's model, which the trainer has changed in place."""
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """Give up memory that others need, until `update_weights`; nothing where there is none to give up."""
 
     def close(self) -> None:

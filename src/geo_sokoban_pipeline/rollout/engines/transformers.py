@@ -23,6 +23,7 @@ from geo_sokoban_pipeline.policies.experts import transpose_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, extend_positions
+from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result, WeightSource, empty_result
 from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 
@@ -434,7 +435,7 @@ class TransformersEngine:
         self.version = version
         self._reset()
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """Free cache and features; the weights are the trainer's."""
         self._reset()
 
@@ -518,6 +519,7 @@ class TransformersEngine:
             sources = [index for index, members in enumerate(chunk) for _ in members]
             members = [slot for members in chunk for slot in members]
             self._sample(members, partial(_pick, logits[sources]), [[] for _ in members])
+            note_progress()
 
     def _decode(self, slots: list[Slot]) -> None:
         """Feed uncached and proposed tokens, and sample; the slots are in the first rows.
@@ -535,6 +537,7 @@ class TransformersEngine:
             states = self._forward(fed, feeds, proposals, mask)
             self._sample(fed, partial(self._logits, states), proposals)
             first += len(chunk)
+            note_progress()
 
     def _plan_passes(self, items: list[Item], lengths: list[int]) -> list[list[Item]]:
         """Split items into forward passes, in order."""

@@ -53,10 +53,10 @@ class TrainBackend(Protocol):
         An empty model (`load_empty`) gets them in the types in which an engine uses them.
         """
 
-    def sleep(self) -> None:
-        """Move weights and moments to the memory of the CPU, until `wake_up`; they can be read, but not trained."""
+    def offload(self) -> None:
+        """Move weights and moments to the memory of the CPU, until `onload`; they can be read, but not trained."""
 
-    def wake_up(self) -> None:
+    def onload(self) -> None:
         """Move weights and moments back to the device that computes."""
 
     def export(self, folder: Path) -> Files:

@@ -62,6 +62,7 @@ from geo_sokoban_pipeline.policies.experts import published_spec
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy, allocate_weights, save_encoding, save_policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, cut_images
+from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.runs.storage import Files, read_json, write_json
 from geo_sokoban_pipeline.runs.tensor_files import SHARD_BYTES, TensorSpec, write_tensors
@@ -147,11 +148,11 @@ class RankState:
         for name, weight in whole.items():
             weight.copy_(self._gather(name, weight.dtype))
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """See `TrainBackend`; what is offloaded is in the memory of the CPU already."""
         self._move("cpu")
 
-    def wake_up(self) -> None:
+    def onload(self) -> None:
         """See `TrainBackend`."""
         self._move(self._device)
 
@@ -537,6 +538,7 @@ class GradientPass:
         read: Callable[[Tensor, Tensor, nn.Module], Any],
     ) -> Any:
         """Result of `read(states, labels, head)`: (M, hidden) states that predict trained tokens, their (M,) ids."""
+        note_progress()
         counts = [len(sample.targets) for sample in samples]
         width, count = max(sample.length for sample in samples), max(counts)
         ids = np.zeros((len(samples), width), np.int64)

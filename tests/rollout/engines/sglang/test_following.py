@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.distributed.messages import DeadRankError
+from geo_sokoban_pipeline.distributed.process import WorkerDied
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import IdleServers, Launcher
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -136,7 +136,7 @@ class MovingServer:
 
     def start(self, *, same_port: bool = True) -> None:
         if self.starts == self.most:
-            raise DeadRankError("its ranks are gone.")
+            raise WorkerDied("its ranks are gone.")
         self.starts += 1
         self.end()
         self.proxy = Proxy(self.proxy.target)
@@ -198,6 +198,6 @@ def test_a_new_worker_finds_the_server_where_it_is_now_and_reports_one_that_is_d
         server.most = 3
         before = workers.process_ids
         server.proxy.order("/generate", "drop")
-        with pytest.raises(DeadRankError, match=r"^its ranks are gone\.$"):
+        with pytest.raises(WorkerDied, match=r"^its ranks are gone\.$"):
             workers.rollout(None, None, tasks, settings_of(options))
         assert workers.process_ids == before, "the loss of a server costs no worker"

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import queue
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, WeightSource, empty_result
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
@@ -45,6 +45,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
     room_of,
     write_request,
 )
+from geo_sokoban_pipeline.runs.scratch import Scratch
 
 _REPEAT_ABORT_SECONDS = 0.5
 
@@ -70,7 +71,7 @@ class SglangEngine:
         self._launcher = launcher
         self.version = 0
         self._options = options
-        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_weights_", dir=options.update_folder)
+        self._scratch = Scratch(None if options.update_folder is None else Path(options.update_folder))
         self._versions: dict[str, int] = {}
         self._weights: WeightSet | None = None
         self._sent_state: Hashable = None
@@ -161,7 +162,8 @@ class SglangEngine:
         """
         if not self._open:
             return []
-        answers = [self._answers.get()]
+        with waiting():  # requests have limits of their own
+            answers = [self._answers.get()]
         while not self._answers.empty():
             answers.append(self._answers.get())
         results = []
@@ -202,10 +204,10 @@ class SglangEngine:
         self._loop.run(self._fleet.update_weights(self._weights, pause=bool(self._open)))
         self.version = self._dispatcher.version = version
         self._sent_state = state
-        if before is not None and before.folder is not None and before.folder.is_relative_to(self._scratch.name):
+        if before is not None and before.folder is not None and before.folder.is_relative_to(self._scratch.path):
             shutil.rmtree(before.folder, ignore_errors=True)
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """Have the servers give up the memory of weights and cache until `update_weights`; no request is in flight."""
         self._loop.run(self._fleet.release_memory())
 
@@ -238,7 +240,7 @@ class SglangEngine:
         if isinstance(weights, Path):
             return WeightSet(version, tag, lambda: iter(()), weights)
         if self._options.update == "disk":
-            folder = Path(self._scratch.name) / tag
+            folder = self._scratch.path / tag
             write_folder(folder, weights.read(self._dtype), self._options.bucket_bytes // 2)
             return WeightSet(version, tag, lambda: iter(()), folder)
         return WeightSet(version, tag, partial(self._read_again, weights, version, weights.state()))

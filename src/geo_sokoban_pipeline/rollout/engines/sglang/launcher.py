@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from geo_sokoban_pipeline.processes import kill_group, supervised
 from geo_sokoban_pipeline.rollout.engines.sglang.client import SPARE_TOKENS, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import ban
 from geo_sokoban_pipeline.runs.policy_folder import link_policy
+from geo_sokoban_pipeline.runs.scratch import Scratch
 from geo_sokoban_pipeline.seeding import content_hash
 
 if TYPE_CHECKING:
@@ -216,14 +216,14 @@ class LaunchedServer(ServerProgram):
     def __init__(self, options: ServerOptions, policy: Policy, number: int) -> None:
         from geo_sokoban_pipeline.policies.policy import save_policy  # needs torch, without which actors start programs
 
-        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_server_")
-        folder = Path(self._scratch.name) / "policy"
+        self._scratch = Scratch()
+        folder = self._scratch.path / "policy"
         folder.mkdir()
         if policy.folder is not None and policy.folder.is_dir():
             link_policy(policy.folder, {})(folder)
         else:
             save_policy(policy, folder)
-        logs = Path(self._scratch.name if options.log_folder is None else options.log_folder)
+        logs = self._scratch.path if options.log_folder is None else Path(options.log_folder)
         super().__init__(options, ServedModel.of(policy), folder, number, logs)
 
     def end(self) -> None:
@@ -236,8 +236,8 @@ class LaunchedRouter:
     """SGLang's router in front of servers."""
 
     def __init__(self, options: ServerOptions, workers: Sequence[str]) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_router_")
-        folder = Path(options.log_folder) if options.log_folder is not None else Path(self._scratch.name)
+        self._scratch = Scratch()
+        folder = Path(options.log_folder) if options.log_folder is not None else self._scratch.path
         port, metrics_port = find_ports(options.host, 2)
         _check_start(options, port)
         self.url = f"http://{options.reachable_host}:{port}"

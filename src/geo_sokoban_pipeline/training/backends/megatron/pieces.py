@@ -231,10 +231,10 @@ class WeightTable:
             if rank == owner:
                 part.copy_(own)
             elif part.is_contiguous() and part.numel():
-                self._group.receive(part, rank)
+                self._group.recv(part, rank)
             elif part.numel():
                 received = part.new_empty(part.shape)
-                self._group.receive(received, rank)
+                self._group.recv(received, rank)
                 part.copy_(received)
         return whole
 
