@@ -34,7 +34,7 @@ from typing import Any, Protocol
 from geo_sokoban_pipeline.progress import Clock
 from geo_sokoban_pipeline.runs.storage import Files
 
-# What processes of a run import, but for a user's code.
+# Libraries of all processes of a run; never a user's code.
 _LIBRARIES = ["geo_sokoban_pipeline.training.worker", "transformers.models.qwen3_vl.modeling_qwen3_vl"]
 _PATIENCE = 5.0  # seconds before a process that does not end is terminated, then killed
 _GRACE = 2.0  # seconds in which a process without a driver ends by itself
@@ -202,7 +202,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a process says of a call.
+    """The answer of a process to a call.
 
     Attributes:
         kind: `item` of a stream, `done` or `failed`.
@@ -283,7 +283,7 @@ def failure_of(error: Exception) -> CallResult:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process has of its driver: environment and working folder."""
+    """Environment and working folder of a driver, which its processes take over."""
 
     environment: dict[str, str]
     folder: str
@@ -363,10 +363,28 @@ def serve(pipe: Connection, given: Surroundings, build: bytes) -> None:
 # In the driver.
 
 
-class LocalProcess:
+class _OnThisMachine:
+    """The folders of a handle whose process finds and writes those of the driver."""
+
+    def place(self, folder: Path, pattern: str = "*") -> Path:
+        """See `WorkerHandle`."""
+        return folder
+
+    def clear(self, folder: Path) -> None:
+        """See `WorkerHandle`; the folder is the driver's."""
+
+    def outbox(self, folder: Path) -> Path:
+        """See `WorkerHandle`."""
+        return folder
+
+    def take(self, written: Path, folder: Path, known: Files) -> None:
+        """See `WorkerHandle`; they are there."""
+
+
+class LocalProcess(_OnThisMachine):
     """A process of this machine; see `WorkerHandle`.
 
-    The constructor returns at once, while the process imports its libraries.
+    The constructor of the first one waits until the server of the forks has imported the libraries.
 
     Args:
         build: makes the object, in the process; picklable.
@@ -416,20 +434,6 @@ class LocalProcess:
     def stream(self, method: str, *arguments: Any, each: Callable[[Any], None]) -> Future[Any]:
         """See `WorkerHandle`."""
         return self._submit(method, arguments, each=each)
-
-    def place(self, folder: Path, pattern: str = "*") -> Path:
-        """See `WorkerHandle`."""
-        return folder
-
-    def clear(self, folder: Path) -> None:
-        """See `WorkerHandle`; the folder is the driver's."""
-
-    def outbox(self, folder: Path) -> Path:
-        """See `WorkerHandle`."""
-        return folder
-
-    def take(self, written: Path, folder: Path, known: Files) -> None:
-        """See `WorkerHandle`; they are there."""
 
     def close(self, *, patient: bool = True) -> None:
         """See `WorkerHandle`."""
@@ -530,11 +534,11 @@ class LocalProcess:
         return f"{self.title} ended with exit code {code}{name}."
 
 
-class InProcess:
+class InProcess(_OnThisMachine):
     """An object of this process as a handle, whose calls run in a thread; see `WorkerHandle`.
 
     So the driver, which waits for all ranks, sees the end of another one also while its own waits in a collective that
-    never returns. What a call raises is raised as it is.
+    never returns. An exception of a call is raised as it is.
 
     Args:
         state: the object.
@@ -566,20 +570,6 @@ class InProcess:
     def stream(self, method: str, *arguments: Any, each: Callable[[Any], None]) -> Future[Any]:
         """See `WorkerHandle`."""
         return self.call(method, each, *arguments)
-
-    def place(self, folder: Path, pattern: str = "*") -> Path:
-        """See `WorkerHandle`."""
-        return folder
-
-    def clear(self, folder: Path) -> None:
-        """See `WorkerHandle`."""
-
-    def outbox(self, folder: Path) -> Path:
-        """See `WorkerHandle`."""
-        return folder
-
-    def take(self, written: Path, folder: Path, known: Files) -> None:
-        """See `WorkerHandle`."""
 
     def close(self, *, patient: bool = True) -> None:
         """See `WorkerHandle`; a call that does not end soon is left behind."""

@@ -107,7 +107,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def connection() -> str | None:
-    """What distinguishes this process's connection to a cluster from earlier ones; None: there is none."""
+    """Name of this process's connection to a cluster, another one after each; None: there is none."""
     import ray
 
     return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else None

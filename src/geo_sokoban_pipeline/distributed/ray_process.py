@@ -87,7 +87,7 @@ class Actor:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(content)
         sys.path += [f"{self._scratch}/{name}" for name in imports]
-        # What comes from Ray's object store is read-only; nothing here writes into it.
+        # Arrays of Ray's object store are read-only; nothing here writes into them.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         self._host = Host()
         self._streams: defaultdict[int, queue.SimpleQueue[Any]] = defaultdict(queue.SimpleQueue)
@@ -450,7 +450,7 @@ def start_ray_processes(
             if not isinstance(failure, ray.exceptions.RayError):
                 raise
             said = f"{titles[0] if len(titles) == 1 else 'a process'} has ended: {first_line(failure)}{logs()}"
-            # What fails before the first call would fail again; a node that has ended has no other place.
+            # A fault of the constructor would come again; a node that has ended has no other place.
             if isinstance(failure, ray.exceptions.RayTaskError) or getattr(failure, "actor_init_failed", False):
                 raise WorkerError(said) from failure
             if node is not None or time.monotonic() > deadline or is_given_up():

@@ -127,7 +127,7 @@ class RayServer:
             self._drop()
 
     def _ask(self, question: str) -> Any:
-        """What the process says; the cause if it has ended, None if it is late or was never there."""
+        """The answer of the process; the cause if it has ended, None if it is late, out of reach or was never there."""
         process = self._process  # another thread may drop it
         if process is None:
             return None

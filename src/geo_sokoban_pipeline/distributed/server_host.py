@@ -1,4 +1,4 @@
-"""What a process in a Ray cluster does for a server, which is another process below it, on its node.
+"""The host of a server in a Ray cluster: a process that starts, asks and ends the server, a process below it.
 
 Nothing here imports torch, which the host of a server never needs.
 """

@@ -1,8 +1,8 @@
 """Scratch folders that no process leaves behind for ever: the next command removes those of processes that have ended.
 
 A folder is locked (`flock`) before it gets its name, and as long as its process lives, however that ends. Process ids
-would not do: containers that share a temporary folder count them apart. What a killed SGLang server leaves in shared
-memory, which it does not lock, goes once no process maps it.
+would not do: containers that share a temporary folder count them apart. A killed SGLang server leaves files in shared
+memory, which it does not lock; they go once no process maps them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _is_old(path: Path) -> bool:
 
 
 def _mapped_paths() -> str:
-    """What the processes of this machine map, as the kernel writes it."""
+    """All mappings of the processes of this machine, as the kernel writes them."""
     found = []
     for process in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # it has ended, or is another user's

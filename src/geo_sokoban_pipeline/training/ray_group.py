@@ -1,4 +1,4 @@
-"""What a run takes of a Ray cluster: how many ranks and servers it has place for, and the user's code that they get.
+"""A run in a Ray cluster: how many ranks and servers find a place, and the user's code that they get.
 
 Where the cluster has too little place for all ranks, the group is smaller if `ray.min_processes` allows it. So are
 servers without ranks.

@@ -85,7 +85,7 @@ class WorkerSlot:
 
 @dataclass(frozen=True)
 class _Event:
-    """What became of a call of a worker.
+    """A change in a call of a worker.
 
     Attributes:
         value: result, item of its stream, or what it raised.
@@ -414,7 +414,7 @@ class RolloutWorkers:
         return [(slot, results[slot.number]) for slot in self._slots]
 
     def _next(self) -> tuple[WorkerSlot, _Event]:
-        """What next became of a call of a present worker.
+        """The next change in a call of a present worker.
 
         Raises:
             WorkerError: a worker failed, or this object is closed.

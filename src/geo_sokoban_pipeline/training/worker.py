@@ -366,7 +366,7 @@ class LostServer:
 
 @dataclass(frozen=True)
 class RolloutTimes:
-    """What a rollout worker took for a rollout.
+    """Times of a rollout worker in a rollout.
 
     Attributes:
         busy: seconds in which it had something to roll out.
