@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ class _Browser:
 
     def _read(self, method: str) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            if not select.select([self._from], [], [], 60.0)[0]:
+            if not wait([self._from], 60.0):
                 raise PageError(f"{method}: no answer of the browser")
             piece = os.read(self._from, 1 << 20)
             if not piece:

@@ -61,11 +61,7 @@ class ForkedCommand:
             target=_run_module, args=(list(words), str(cwd), dict(env), output, _address()), name=" ".join(words[:2])
         )
         self._process.start()
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, minus the signal that ended the process, or None while it runs."""
-        return self._process.exitcode
+        self.returncode: int | None = None  # minus the signal that ended it
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """Wait for the end; what the command has written, and None in place of standard error.
@@ -73,15 +69,19 @@ class ForkedCommand:
         Raises:
             subprocess.TimeoutExpired: it still runs after so many seconds.
         """
-        self._process.join(timeout)
+        if self.returncode is None:
+            self._process.join(timeout)
+            self.returncode = self._process.exitcode
         output = self._output.read_text(encoding="utf-8", errors="replace") if self._output.exists() else ""
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0, output)
+        self._process.close()  # its descriptors are many commands'
         self._output.unlink(missing_ok=True)
         return output, None
 
     def kill(self) -> None:
-        self._process.kill()
+        if self.returncode is None:
+            self._process.kill()
 
 
 def start_fork(target: Callable[..., Any], *args: Any, daemon: bool = False) -> ForkServerProcess:

@@ -51,6 +51,13 @@ def open_group(policy: Policy, options: TrainOptions, others: Sequence[LocalProc
     return workers
 
 
+def leave(workers: WorkerGroup) -> None:
+    """End rank 0 of a group alone; the others can join a next one."""
+    if workers.is_open and workers.own is not None:
+        workers._handles[0].close()
+        workers.own.leave()
+
+
 def apply(workers: WorkerGroup, *functions: Callable[[Any], Any]) -> list[Any]:
     """Results of a function each, on the first ranks."""
     return workers.call_each("apply", [(function,) for function in functions])

@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.worker import Worker, WorkerSpec
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
-from open_workers import open_group, opened, start_others
+from open_workers import leave, open_group, opened, start_others
 from task_options import TrainOptions
 
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
@@ -82,8 +82,7 @@ class FourRanks:
         try:
             yield workers
         finally:
-            if workers.is_open and workers.own is not None:
-                workers.own.leave()
+            leave(workers)
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
         for done in [other.call("apply", function) for other in self._others]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.training.backend import RankedBackend, build_backend
 from geo_sokoban_pipeline.training.backends import optim
 from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
+from open_workers import apply
 from task_options import TinyPolicyOptions
 from training.four_ranks import FourRanks
 from training.live_bytes import LiveBytes
@@ -28,7 +32,7 @@ OBJECTIVE = GrpoObjective(GrpoOptions())
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the collectives of this rank by name; torch's own fails where modules are called in parts."""
+    """Counts the collectives of a thread by name; torch's own fails where modules are called in parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +42,17 @@ class Collectives(TorchDispatchMode):
         if "c10d" in function.namespace:
             self.counts[function.name()] += 1
         return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted(workers: WorkerGroup | None) -> Iterator[Counter[str]]:
+    """Collectives of rank 0, whose calls have a thread of their own, for the `with` block."""
+    mode = Collectives()
+    if workers is not None:
+        apply(workers, lambda worker: start(mode))
+    yield mode.counts
+    if workers is not None:
+        apply(workers, lambda worker: end(mode))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4, 16])
@@ -51,9 +66,9 @@ def test_a_step_reduces_each_unit_once(
         assert workers is not None
         backend = RankedBackend(policy, options, 0.9, workers)
         for _ in range(2):
-            with Collectives() as collectives:
+            with counted(workers) as collectives:
                 backend.step([sample] * 32, OBJECTIVE, 1e-3)  # 16 on each rank
-            counts.append(collectives.counts)
+            counts.append(collectives)
     units = policy.model.config.text_config.num_hidden_layers + 2
     for found in counts:
         assert [count for name, count in found.items() if "reduce_scatter" in name] == [units], found
@@ -73,10 +88,10 @@ def test_gradients_are_shared_out_after_each_micro_batch(
         options = OptimizerOptions(max_tokens=longest, vision_patches=40, eps=1e-5, gradient_sync=sync)
         with four_ranks.group(policy, layout) as workers:
             backend = build_backend(policy, options, 0.9, workers)
-            with Collectives() as collectives:
+            with counted(workers) as collectives:
                 metrics = backend.step(samples, OBJECTIVE, 1e-3)
             weights = {name: weight.clone() for name, weight in backend.iter_weights()}
-        sums = sum(count for name, count in collectives.counts.items() if "reduce_scatter" in name)
+        sums = sum(count for name, count in collectives.items() if "reduce_scatter" in name)
         found.append((metrics, weights, sums))
     (metrics, weights, _), (_, _, once), (metrics_2, weights_2, often) = found
     units = setup.trained.model.config.text_config.num_hidden_layers + 2
@@ -140,7 +155,7 @@ def test_a_rank_holds_one_whole_matrix_at_a_time(
         backend.step(batches["boards"], OBJECTIVE, 1e-3)  # makes the moments
         whole.clear()
         muon.register_step_pre_hook(lambda *_: start(live))
-        muon.register_step_post_hook(lambda *_: live.__exit__(None, None, None))
+        muon.register_step_post_hook(lambda *_: end(live))
         backend.step(batches["boards"], OBJECTIVE, 1e-3)
     shapes = sorted((tuple(matrix.shape) for matrix in matrices), key=lambda shape: -shape[0] * shape[1])
     assert len(whole) == -(-len(shapes) // size), "each rank has its part of the work"
@@ -150,5 +165,9 @@ def test_a_rank_holds_one_whole_matrix_at_a_time(
     assert live.peak <= shards + 8 * largest < size * shards
 
 
-def start(live: LiveBytes) -> None:
-    live.__enter__()
+def start(mode: TorchDispatchMode) -> None:
+    mode.__enter__()
+
+
+def end(mode: TorchDispatchMode) -> None:
+    mode.__exit__(None, None, None)

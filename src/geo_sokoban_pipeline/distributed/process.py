@@ -455,6 +455,7 @@ class LocalProcess(_OnThisMachine):
             if thread is not threading.current_thread():
                 thread.join()
         self._pipe.close()
+        self._process.close()  # else its descriptors wait for the garbage collector
 
     def _submit(
         self,
@@ -593,10 +594,13 @@ class InProcess(_OnThisMachine):
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
-            future, work = call
-            try:
-                with self._clock.working():
-                    result = work()
-                future.set_result(result)
-            except BaseException as error:  # raised where the result is taken
-                future.set_exception(error)
+            self._settle(*call)
+            del call  # until the next one comes
+
+    def _settle(self, future: Future[Any], work: Callable[[], Any]) -> None:
+        try:
+            with self._clock.working():
+                result = work()
+            future.set_result(result)
+        except BaseException as error:  # raised where the result is taken
+            future.set_exception(error)

@@ -334,9 +334,9 @@ class RayWorkerGroup(WorkerGroup):
             opened.enter_context(connected(options.ray, count_actors(options)))
             folder = policy.folder
             if not policy.is_empty:
-                scratch = Scratch()
-                opened.callback(scratch.cleanup)
-                folder = scratch.path
+                self._scratch = Scratch()  # which lasts as long as this object
+                opened.callback(self._scratch.cleanup)
+                folder = self._scratch.path
                 save_policy(policy, folder)
             assert folder is not None  # an empty policy is that of a folder
             gpus = gpus_of_a_rank(options.ray, options.policy.device)
