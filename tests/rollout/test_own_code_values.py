@@ -136,10 +136,6 @@ BUILD = "must return an environment with reset, step, format_observation, close;
     [
         ({"build": "return None"}, f"{BUILD}None without reset, step, format_observation, close"),
         ({"close": ""}, f"{BUILD}a World without close"),
-        (
-            {"close": "def close(self): pass\n    def conclude(self, responses, status): pass"},
-            "the method conclude is now called finalize; rename it in World.",
-        ),
         ({"step": "return {}, True"}, f"{STEP}a tuple of 2"),
         ({"step": "return None"}, f"{STEP}None"),
         ({"step": "return {}, True, None"}, f"{STEP}None as info"),

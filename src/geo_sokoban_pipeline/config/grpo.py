@@ -210,22 +210,6 @@ class MegatronOptions(StrictModel):
         "buffers.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_dimensions(cls, values: Any) -> Any:
-        known = {
-            "pipeline_parallel": "Megatron-Core's pipeline schedules are not used here",
-            "context_parallel": "no sequence is split over processes",
-            "expert_parallel": "mixtures of experts are trained by backend=fsdp",
-        }
-        for name, reason in known.items():
-            value = values.get(name, 1) if isinstance(values, dict) else 1
-            if value != 1:
-                raise ValueError(f"{name}={value}: {reason}. Leave it out; tensor_parallel splits the model.")
-        return (
-            {name: value for name, value in values.items() if name not in known} if isinstance(values, dict) else values
-        )
-
     @model_validator(mode="after")
     def _check(self) -> MegatronOptions:
         if self.sequence_parallel and self.tensor_parallel == 1:

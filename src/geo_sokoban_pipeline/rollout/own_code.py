@@ -92,17 +92,13 @@ def check_environment(env: Any, name: str) -> None:
         name: the value of `env.factory`.
 
     Raises:
-        ValueError: a method is missing, or has its name of earlier versions; the message names it.
+        ValueError: a method is missing; the message names it.
     """
     missing = [method for method in _ENV_METHODS if not callable(getattr(env, method, None))]
     if missing:
         raise ValueError(
             f"env.factory={name}: must return an environment with {', '.join(_ENV_METHODS)}; it returned "
             f"{type_name(env)} without {', '.join(missing)}"
-        )
-    if hasattr(env, "conclude") and not hasattr(env, "finalize"):  # it would never be called
-        raise ValueError(
-            f"env.factory={name}: the method conclude is now called finalize; rename it in {type(env).__name__}."
         )
 
 
