@@ -25,7 +25,7 @@ from geo_sokoban_pipeline.reporting.study_docs import (
     stage_curve,
     study_marker,
 )
-from geo_sokoban_pipeline.reporting.study_tables import MODES, judge_criterion, render_study
+from geo_sokoban_pipeline.reporting.study_tables import MODES, judge_criterion, render_summary, render_tables
 from geo_sokoban_pipeline.tasks import TASKS
 from study_material import make_answer_results, make_results, make_seed, row
 
@@ -36,6 +36,11 @@ STUDIES = [name for task in TASKS.values() for name in task.studies]
 
 def table_rows(text, first):
     return [line for line in text.splitlines() if line.startswith(f"| {first}")]
+
+
+def render_study(results):
+    """Everything about a study: its section, then its page."""
+    return f"{render_summary(results)}\n\n{render_tables(results)}"
 
 
 def test_only_the_section_changes():
@@ -290,11 +295,13 @@ def test_everything_is_written_and_prose_stays(tmp_path):
     assert list(written) == [
         "docs/results/default.json",
         "docs/img/learning_default.svg",
+        "docs/studies/default.md",
         "docs/learning.md",
         "README.md",
     ]
     text = written["docs/learning.md"]
-    assert text.startswith("before\n") and text.endswith("after\n") and render_study(results) in text
+    assert text.startswith("before\n") and text.endswith("after\n") and render_summary(results) in text
+    assert written["docs/studies/default.md"] == f"{render_tables(results)}\n"
     page.write_text(text)
     assert render_docs(docs, json.loads(written["docs/results/default.json"])) == written
     with pytest.raises(MarkerError, match="study:long:begin"):
@@ -315,6 +322,7 @@ def test_committed_docs_are_what_their_results_give(name):
     assert results["chosen_on"], "the docs should say whether the recipe was chosen with these seeds"
     assert written == [section.strip() for section in render_sections(results)]
     assert (docs / "img" / f"learning_{name}.svg").read_text(encoding="utf-8") == draw_study(results)
+    assert (docs / "studies" / f"{name}.md").read_text(encoding="utf-8") == f"{render_tables(results)}\n"
 
 
 def _stored(name):

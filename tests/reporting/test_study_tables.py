@@ -129,7 +129,8 @@ def test_a_task_without_words_of_its_own_has_the_tables_that_all_have(monkeypatc
         del found["by_length"]
     levels = {"count": 640, "validation_count": 160}
     further = {"name": "more", "title": "More", "levels": levels, "seeds": [{"seed": 0, "rows": seed["rows"]}]}
-    text = study_tables.render_study(make_results(seed, sets=[further]) | {"task": "dots", "levels": levels})
+    results = make_results(seed, sets=[further]) | {"task": "dots", "levels": levels}
+    text = study_tables.render_summary(results) + study_tables.render_tables(results)
     assert "Evaluated on 640 evaluation prompts; one episode per prompt" in text
     assert "**More.** Evaluated on 640" in text
     assert text.count("| **after GRPO, sampled** | 65.6") == 2 and "**By " not in text

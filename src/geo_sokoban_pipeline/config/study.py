@@ -154,8 +154,8 @@ class StudyOptions(StrictModel):
     )
     docs: str | None = Field(
         "docs",
-        description="Folder whose learning.md, results and img are written, and the README.md beside it; relative to "
-        "the project. None: nothing outside the data root is written.",
+        description="Folder whose learning.md, studies, results and img are written, and the README.md beside it; "
+        "relative to the project. None: nothing outside the data root is written.",
     )
 
 

@@ -19,7 +19,8 @@ from geo_sokoban_pipeline.reporting.study_tables import (
     markdown_table,
     mean_share,
     name_seeds,
-    render_study,
+    render_summary,
+    render_tables,
 )
 from geo_sokoban_pipeline.runs.storage import to_json
 from geo_sokoban_pipeline.tasks import TASKS, task_of
@@ -152,7 +153,7 @@ def render_readme_line(results: Results) -> str:
 
 
 def render_readme(results: Results) -> str:
-    """The short table of the README (docs/learning.md has all rows): means, lowest and highest of the seeds."""
+    """The short table of the README (`render_summary` has all rows): means, lowest and highest of the seeds."""
     seeds, task = results["seeds"], task_of(results["task"])
     lines = []
     for agent, name in task.report.study_rows.items():
@@ -226,6 +227,7 @@ def render_docs(docs: Path, results: Mapping[str, Any]) -> dict[str, str]:
     texts = {
         docs / "results" / f"{name}.json": to_json(results),
         docs / "img" / f"learning_{name}.svg": draw_study(results),
+        docs / "studies" / f"{name}.md": f"{render_tables(results)}\n",
     }
     for (path, marker), content in zip(_documents(docs, name), render_sections(results), strict=True):
         texts[path] = replace_section(path.read_text(encoding="utf-8"), marker, content, path)
@@ -236,7 +238,7 @@ def render_sections(results: Mapping[str, Any]) -> list[str]:
     """Text of each document's section, in the order of the documents."""
     name = results["study"]
     render = {**dict.fromkeys(_TABLES, render_readme), **dict.fromkeys(_LINES, render_readme_line)}
-    return [render_study(results), *([render[name](results)] if name in render else [])]
+    return [render_summary(results), *([render[name](results)] if name in render else [])]
 
 
 def _documents(docs: Path, name: str) -> list[tuple[Path, str]]:

@@ -192,18 +192,32 @@ def _within(value: float, criterion: Mapping[str, Any]) -> bool:
 # Tables.
 
 
-def render_study(results: Results) -> str:
-    """The section of a study in `docs/learning.md`, without heading."""
+def render_summary(results: Results) -> str:
+    """The section of a study in `docs/learning.md`, without heading: its rates, its figure, its criteria in a line."""
     name, task, seeds = results["study"], task_of(results["task"]), results["seeds"]
     units, rate = task.words.units, task.words.rate.capitalize()
     image = f"![{rate} on validation {units} over CPU-seconds](img/learning_{name}.svg)"
+    judged = _judge(results, task)
+    met = _count_met([verdicts for _, verdicts in judged]) if judged else ""
     parts = [
         " ".join(filter(None, [describe_prompts(results["levels"], task, results), _describe_choice(results)])),
         _rates_table(seeds, task),
         describe_beside(results, task),
+        f"{image}\n\n{_CAPTION.format(units=units)}",
+        f"{met} [All tables of this study](studies/{name}.md).".strip(),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def render_tables(results: Results) -> str:
+    """The page of a study: every table but the one of its summary."""
+    task, seeds = task_of(results["task"]), results["seeds"]
+    parts = [
+        f"# {results['title']}: all tables",
+        "A study writes this page. [What is learnt](../learning.md) has its rates, its figure and its story.",
+        describe_prompts(results["levels"], task, results),
         _first_attempts(results, task),
         *_shares(results, task),
-        f"{image}\n\n{_CAPTION.format(units=units)}",
         _criteria(results, task),
         *_breakdowns(seeds, task),
         "**Cost.** CPU-seconds are those of training alone: rollouts, updates and writing, without validations "
@@ -313,8 +327,8 @@ def _shares(results: Results, task: Task) -> list[str]:
     return parts
 
 
-def _criteria(results: Results, task: Task) -> str:
-    """Criteria with the value of each seed, and the number of criteria that every seed meets."""
+def _judge(results: Results, task: Task) -> list[tuple[str, list[Verdict]]]:
+    """Each criterion in words, with the verdict of each seed."""
     seeds = results["seeds"]
     judged = [
         (describe_criterion(criterion, task.report), [judge_criterion(criterion, seed["rows"]) for seed in seeds])
@@ -335,11 +349,16 @@ def _criteria(results: Results, task: Task) -> str:
             if any(name in seed["cpu_seconds"] for seed in seeds)
             for verdicts in [[judge_spent(seed, name, least) for seed in seeds]]
         ]
+    return judged
+
+
+def _criteria(results: Results, task: Task) -> str:
+    """Criteria with the value of each seed."""
+    judged = _judge(results, task)
     if not judged:
         return ""
     lines = [[text, *(verdict.write() for verdict in verdicts)] for text, verdicts in judged]
-    table = markdown_table(["criterion", *_seed_names(seeds)], lines)
-    return f"{_count_met([verdicts for _, verdicts in judged])}\n\n{table}"
+    return f"**Criteria**\n\n{markdown_table(['criterion', *_seed_names(results['seeds'])], lines)}"
 
 
 def _count_met(judged: Sequence[Sequence[Verdict]]) -> str:
