@@ -1,4 +1,4 @@
-"""The text of `docs/parameters.md`, from the option models and `conf/base`.
+"""The texts of `docs/parameters.md` and of a page a section below it, from the option models and `conf/base`.
 
 Types, limits and meanings are those of the models in `geo_sokoban_pipeline.config`; defaults are what a run without
 any argument uses. Units, names in other libraries, and arguments that no model holds are tables in `names.py`.
@@ -38,6 +38,15 @@ TASKS = ("sokoban", "geo3k", "geo3k_multi_turn")
 MISSING = object()
 # Bounds of every count and every seed, said once above the tables.
 _GENERAL = (MOST, 2**63 - 1, -(2**63))
+
+# Pages of the training options, by the first part of their names after the task's.
+_OF_TRAINING = {
+    "Training": ("", "prompts", "loop", "evaluation"),
+    "Policy and warm start": ("policy", "warm_start"),
+    "Environment and reward": ("env", "reward"),
+    "Rollouts": ("rollout",),
+    "Steps and ranks": ("grpo", "optimizer", "megatron", "ray"),
+}
 
 HEAD = """\
 # Parameters
@@ -183,7 +192,8 @@ def all_sections() -> list[tuple[str, list[dict[str, Section]]]]:
         training.append(place)
         end = next(iter(place.values())).name.partition(".")[2]
         training += [{"": section} for name, section in arguments.items() if end and _belongs(name, end)]
-    groups.append(("Training", training))
+    for title, parts in _OF_TRAINING.items():
+        groups.append((title, [place for place in training if _part_of(place) in parts]))
     stored = [place for kind in (*ON_RUNS, "check") for place in _merged(single, f"{kind}_", TASKS, f"{kind}_*")] + [
         {"": one} for one in single["audit"]
     ]
@@ -193,21 +203,24 @@ def all_sections() -> list[tuple[str, list[dict[str, Section]]]]:
     return groups
 
 
-def write_page() -> str:
-    """The text of `docs/parameters.md`."""
-    groups = all_sections()
-    lines = [HEAD]
-    for title, places in groups:
-        names = [
-            next(iter(place.values())).name for place in places if any(section.leaves for section in place.values())
-        ]
-        links = ", ".join(f"[`{_shown_name(name)}`](#{_anchor(name)})" for name in names if name)
-        lines.append(f"- [{title}](#{_anchor(title)}){': ' + links if links else ''}")
-    for title, places in groups:
-        lines += ["", f"## {title}"]
-        for place in places:
-            lines += _table(place)
-    return "\n".join(lines) + "\n"
+def _part_of(place: Mapping[str, Section]) -> str:
+    """`rollout` of a section `train_*.rollout.server`."""
+    return next(iter(place.values())).name.split(" ")[0].partition(".")[2].partition(".")[0]
+
+
+def write_pages() -> dict[str, str]:
+    """Texts by the files' names in `docs`: the first one leads to every section of the others."""
+    index, pages = [HEAD], dict[str, str]()
+    for title, places in all_sections():
+        page = f"parameters/{title.lower().replace(' ', '_')}.md"
+        names = [next(iter(place.values())).name for place in places if any(one.leaves for one in place.values())]
+        links = ", ".join(f"[`{_shown_name(name)}`]({page}#{_anchor(name)})" for name in names if name)
+        index.append(f"- [{title}]({page}){': ' + links if links else ''}")
+        tables = [line for place in places for line in _table(place)]
+        pages[page] = (
+            "\n".join([f"# {title}", "", "Read [how they are given](../parameters.md) first.", *tables]) + "\n"
+        )
+    return {"parameters.md": "\n".join(index) + "\n", **pages}
 
 
 def _table(place: Mapping[str, Section]) -> list[str]:
@@ -215,7 +228,7 @@ def _table(place: Mapping[str, Section]) -> list[str]:
     names = list(dict.fromkeys(leaf.name for section in place.values() for leaf in section.leaves))
     if not names:
         return []
-    head = ["", f"### {_shown_name(first.name)}", "", _shown(first.meaning)] if first.name else []
+    head = ["", f"## {_shown_name(first.name)}", "", _shown(first.meaning)] if first.name else []
     rows = ["", "| parameter | type | default | unit | meaning | TRL | verl |", "|---|---|---|---|---|---|---|"]
     for name in names:
         found = {task: leaf for task, section in place.items() for leaf in section.leaves if leaf.name == name}
