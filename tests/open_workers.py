@@ -54,7 +54,7 @@ def open_group(policy: Policy, options: TrainOptions, others: Sequence[LocalProc
 def leave(workers: WorkerGroup) -> None:
     """End rank 0 of a group alone; the others can join a next one."""
     if workers.is_open and workers.own is not None:
-        workers._handles[0].close()
+        workers.handles[0].close()
         workers.own.leave()
 
 

@@ -106,7 +106,7 @@ def check_registry() -> None:
 
 
 def registered_here() -> dict[str, str]:
-    """What `tasks.yml` of the project names, by task; paths of files are absolute.
+    """Entries of the project's `tasks.yml`, by task; paths of files are absolute.
 
     Raises:
         TaskError: the file cannot be read.

@@ -257,7 +257,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "train_sokoban.rollout.server.mode": "attach",
             "train_sokoban.rollout.server.urls": ["http://127.0.0.1:1"],
         },
-        "colocated=true with mode=attach: nobody knows which memory a server of `urls` has given up; launch the",
+        "colocated=true with mode=attach: it is not known which memory a server of `urls` has given up; launch the",
     ),
     ({"train_sokoban.rollout.server.faults.tries": 5000}, "faults.tries=5000: input should be less than or equal"),
     ({"train_sokoban.rollout.server.faults.reply_timeout": 1e30}, "reply_timeout=1e+30: input should be less than"),

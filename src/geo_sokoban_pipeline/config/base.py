@@ -310,7 +310,7 @@ def _types(annotation: Any) -> Iterator[Any]:
 
 
 def _known_names(location: Location, section: str, model: type[BaseModel], prefix: str) -> str:
-    """What stands beside an unknown name: the nearest known one, else all of them, else the same name elsewhere."""
+    """The hint beside an unknown name: the nearest known one, else all of them, else the same name elsewhere."""
     *parents, unknown = (str(part) for part in location)
     models = [model]
     for part in parents:

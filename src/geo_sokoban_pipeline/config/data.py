@@ -36,7 +36,7 @@ class SplitShares(StrictModel):
 
 
 class ImageLimits(StrictModel):
-    """What an image inside a row may cost; larger ones are rejected before they are decoded."""
+    """Limits of an image inside a row; larger ones are rejected before they are decoded."""
 
     max_bytes: Count = Field(8 << 20, description="Bytes of one encoded image.")
     max_pixels: Count = Field(1 << 24, description="Width times height of one image.")
@@ -69,7 +69,7 @@ class DataOptions(StrictModel):
 
     @property
     def label(self) -> str:
-        """What people recognise generated data by, such as a size; it begins the name of their folder."""
+        """Words by which people recognise generated data, such as a size; they begin the name of its folder."""
         return ""
 
     def steps(self) -> tuple[int, int] | None:

@@ -235,7 +235,7 @@ class PromptOptions(StrictModel):
 
 
 class RetentionOptions(StrictModel):
-    """What is kept of the training episodes of older iterations; validations and evaluations stay whole."""
+    """The parts that are kept of the training episodes of older iterations; validations and evaluations stay whole."""
 
     newest: Count = Field(1, description="Newest committed iterations that stay whole.")
     tokens: bool = Field(True, description="Keep tokens, masks and log-probs of older iterations.")
@@ -379,7 +379,7 @@ class TrainOptions(StrictModel):
 
     @property
     def rank_unit(self) -> int:
-        """What the number of ranks is a multiple of."""
+        """The number of ranks is a multiple of this."""
         server = self.rollout.server
         return math.lcm(
             self.replicas,
@@ -419,10 +419,10 @@ class TrainOptions(StrictModel):
 
     @staticmethod
     def check_task(options: TrainOptions) -> None:
-        """What the task itself asks of the options; the model of a task has its own."""
+        """Checks of the task itself; the model of a task has its own."""
 
     def _check_staleness(self) -> None:
-        """What rolling out beside the training needs."""
+        """Needs of rolling out beside the training."""
         loop, grpo, name = self.loop, self.grpo, f"loop.max_staleness={self.loop.max_staleness}"
         if self.rollout.engine != "sglang" and self.rollout.workers is None:
             raise ValueError(
@@ -523,7 +523,7 @@ class TrainOptions(StrictModel):
             )
 
     def _check_placed_servers(self) -> None:
-        """What servers need that Ray places: the driver may be on another machine."""
+        """Needs of servers that Ray places: the driver may be on another machine."""
         server = self.rollout.server
         name = "placement=ray with rollout.engine=sglang and rollout.server."
         if server.router != "none":
@@ -616,20 +616,20 @@ class SourceOptions(StrictModel):
 
 
 class RolloutPipelineOptions(StrictModel):
-    """What a pipeline rollout_* takes beside the options of train_*."""
+    """Options of a pipeline rollout_* beside those of train_*."""
 
     source: SourceOptions = Field(description="Whose policy is rolled out.")
     iterations: Iterations = Field(1, description="Iterations that are rolled out with the same weights.")
 
 
 class UpdatePipelineOptions(StrictModel):
-    """What a pipeline update_* takes beside the options of train_*."""
+    """Options of a pipeline update_* beside those of train_*."""
 
     source: SourceOptions = Field(description="Whose trajectories are trained on.")
 
 
 class RegradePipelineOptions(StrictModel):
-    """What a pipeline regrade_* takes beside the options of train_*."""
+    """Options of a pipeline regrade_* beside those of train_*."""
 
     source: SourceOptions = Field(description="Whose episodes are graded again; all its iterations.")
 
@@ -738,6 +738,6 @@ class BrowsePipelineOptions(StrictModel):
 
 
 class EvaluatePipelineOptions(StrictModel):
-    """What a pipeline evaluate_* takes beside the options of train_*."""
+    """Options of a pipeline evaluate_* beside those of train_*."""
 
     source: SourceOptions = Field(description="Whose policy is evaluated.")

@@ -36,7 +36,7 @@ _OWN_FLAGS = {
 
 
 def hash_secret(name: str, value: str) -> str:
-    """What is stored in place of a secret: enough to see that it has changed, too little to read it."""
+    """The text that is stored in place of a secret: enough to see that it has changed, too little to read it."""
     # scrypt, not a plain hash: a short password could be found by trying all.
     digest = hashlib.scrypt(value.encode(), salt=name.encode(), n=1 << 12, r=8, p=1, dklen=16).hex()
     return f"hash:{digest}"
@@ -230,7 +230,7 @@ class ServerOptions(StrictModel):
         """Handles of GPU memory are good for one machine, and turns for servers that are known."""
         if self.colocated and self.mode != "launch":
             raise ValueError(
-                f"colocated=true with mode={self.mode}: nobody knows which memory a server of `urls` has given up; "
+                f"colocated=true with mode={self.mode}: it is not known which memory a server of `urls` has given up; "
                 "launch the servers, or take colocated=false."
             )
         if self.update != "ipc":
@@ -245,7 +245,7 @@ class ServerOptions(StrictModel):
             )
 
     def _check_access(self) -> None:
-        """Who may reach a server, and whose code it runs, is never decided in passing."""
+        """The addresses that reach a server, and the code that it runs, are options of their own."""
         if is_everywhere(self.host) and not self.all_interfaces:
             raise ValueError(
                 f"host={self.host}: every machine of the network could reach the server, and who reaches it can change "
@@ -301,7 +301,7 @@ class ServerOptions(StrictModel):
 
     @property
     def shaping(self) -> dict[str, object]:
-        """What of the options changes the distribution that responses are drawn from, as JSON values."""
+        """The options that change the distribution of responses, as JSON values."""
         names = {"dtype", "tensor_parallel", "attention_backend", "mm_attention_backend", "deterministic"}
         names |= {"random_seed", "context_tokens", "extra_arguments"}
         trusted = {"trust_remote_code": True} if self.trust_remote_code else {}

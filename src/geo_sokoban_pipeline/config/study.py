@@ -19,7 +19,7 @@ SetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")
 
 
 class ControlOptions(StrictModel):
-    """What a pipeline control_* takes: the warm start of a finished run continues for as long as its GRPO took."""
+    """Options of a pipeline control_*: the warm start of a finished run continues for as long as its GRPO took."""
 
     source: SourceOptions = Field(description="Run whose warm start is continued.")
     imitate: Imitated = Field(
@@ -163,7 +163,7 @@ class StudyOptions(StrictModel):
 
 
 class CheckPipelineOptions(StrictModel):
-    """What a pipeline check_* takes beside the options of train_*."""
+    """Options of a pipeline check_* beside those of train_*."""
 
     timed: bool = Field(True, description="Also load the policy and time one rollout and one update at the real sizes.")
     imitation_steps: CountOrZero = Field(
@@ -177,7 +177,7 @@ class CheckPipelineOptions(StrictModel):
 
 
 class AuditOptions(StrictModel):
-    """What the pipelines audit_* look at; every file and every episode is checked without a model anyway."""
+    """Options of the pipelines audit_*; every file and every episode is checked without a model anyway."""
 
     versions: CountOrZero = Field(
         3,

@@ -89,7 +89,7 @@ class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
 
         Raises:
             DatasetError: an id of the wrong form, before anything is written; or caused by a `StorageError`: disk full,
-                read-only folder. What was written before stays as it is.
+                read-only folder. Earlier files stay as they are.
         """
         if isinstance(data, Rewind):
             with explain_storage_errors(self._path):

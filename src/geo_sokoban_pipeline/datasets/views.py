@@ -31,7 +31,7 @@ _PARTS: Mapping[str, Callable[[RunStore, SourceOptions], Any]] = {
 
 
 class ViewDataset(AbstractDataset[None, Any]):
-    """What a function reads at a path, at the moment when it is loaded.
+    """The result of a function that reads a path, at the moment when it is loaded.
 
     Args:
         path: file or folder; it need not be there.
@@ -45,7 +45,7 @@ class ViewDataset(AbstractDataset[None, Any]):
         self.metadata = metadata
 
     def load(self) -> Any:
-        """What is stored now.
+        """The stored state now.
 
         Raises:
             DatasetError: caused by a `CorruptFolderError` that names the damaged file.

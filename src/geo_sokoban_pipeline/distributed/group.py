@@ -104,7 +104,7 @@ class Group:
         if store is None:
             return
         if dist.is_initialized() and dist.get_world_size() == 1:
-            dist.destroy_process_group()  # of `alone`, in which nobody computes any more
+            dist.destroy_process_group()  # of `alone`, which computes no more
         if device != "cpu" and size > 1:
             torch.cuda.set_device(rank % torch.cuda.device_count())  # Ray shows a rank its own alone
         with gloo_on(self._interface):
@@ -223,7 +223,7 @@ class SharedSums:
         self._rank, self._size, self._store = rank, size, store
         self._is_possible = store is not None and hasattr(os, "memfd_create")  # Linux
         self._peers: list[socket.socket] = []  # of rank 0 all others, of these rank 0
-        self._rows = torch.empty(2, size, 0)  # two buffers in turn: nobody reads the one that a rank ahead writes
+        self._rows = torch.empty(2, size, 0)  # two buffers in turn: a rank ahead writes the one that is not read
         self._turn = 0
 
     def __call__(self, flat: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ def _from_array(sent: tuple[np.ndarray, str, tuple[int, ...]]) -> torch.Tensor:
 
 
 def first_line(error: BaseException) -> str:
-    """What Ray says of a death, without its guesses; else the first line."""
+    """Ray's sentence about a death, without its guesses; else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if "died" in line or "dead" in line), lines[0] if lines else "")
     return said.partition(" Some common causes")[0]

@@ -67,7 +67,7 @@ def own_rows(tensor: Tensor) -> range:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, sharing its memory."""
+    """This rank's part of a tensor, sharing its memory."""
     return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 

@@ -346,7 +346,7 @@ class Task(Protocol):
         return next((said.action for said in reversed(episode.responses) if said.action), None)
 
     def tags(self, episode: StoredEpisode) -> dict[str, int]:
-        """What went wrong in an episode, solved or not: how often or how much, 1 or more, by tag.
+        """Faults of an episode, solved or not: how often or how much, 1 or more, by tag.
 
         The tags of `trajectories.index` come on top. A change of the rules needs a new `INDEX_VERSION`.
         """

@@ -43,7 +43,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 Transparency = Literal["white", "drop"]
 
-# What Pillow's decoders raise on damaged bytes, besides ValueError.
+# Errors of Pillow's decoders on damaged bytes, besides ValueError.
 _DAMAGED = (OSError, EOFError, SyntaxError, IndexError, struct.error, zlib.error, Image.DecompressionBombError)
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 

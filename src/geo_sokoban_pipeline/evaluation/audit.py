@@ -85,7 +85,7 @@ class AuditCheck:
 
 @dataclass(frozen=True)
 class RunRules:
-    """What a stored run was made with, whatever the parameters are by now.
+    """The settings that a stored run was made with, also where the parameters are others by now.
 
     Attributes:
         fingerprint: of its newest checkpoint.

@@ -147,7 +147,7 @@ def _result(stored: Trajectory, turn: Turn, *, is_last: bool) -> Result:
 
 
 def _compare(stored: Trajectory, replayed: Trajectory) -> Iterator[str]:
-    """What differs, in the order of an episode's causes: turns, images, tokens, rewards."""
+    """The differences, in the order of an episode's causes: turns, images, tokens, rewards."""
     if stored.status != replayed.status and replayed.error:
         yield f"the replay failed: {replayed.error}"
     yield from _compare_turns(stored.turns, replayed.turns)

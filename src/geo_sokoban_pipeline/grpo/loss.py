@@ -460,7 +460,7 @@ class Objective(Protocol):
 
     @property
     def entropy(self) -> EntropyUse:
-        """What the objective does with entropies."""
+        """The objective's use of entropies."""
 
     def __call__(
         self, samples: Sequence[Sample], log_probs: Tensor, entropy: Tensor, mask: Tensor, step: StepSize

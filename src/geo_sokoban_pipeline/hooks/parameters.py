@@ -274,7 +274,7 @@ def _recipe(root: Path, task: str, data_id: str) -> Path:
 
 
 def _note(identity: DataIdentity) -> dict[str, Any]:
-    """What a data.json holds; `kedro run --config=<it>` makes the tables again."""
+    """The contents of a data.json; `kedro run --config=<it>` makes the tables again."""
     return {
         "id": identity.id,
         "task": identity.task,

@@ -1,4 +1,4 @@
-"""What trackers get of a run beside its parameters and metrics: prompts, origin of the policies, evaluation tables.
+"""Trackers get, beside parameters and metrics of a run: prompts, origin of the policies, evaluation tables.
 
 Everything is read from files that the run has stored anyway; MLflow and Weights & Biases get the same.
 """

@@ -397,7 +397,7 @@ def _quieten_library() -> None:
 
 
 def processor_values(processor: Any) -> dict[str, Any]:
-    """What `preprocessor_config.json` of a saved policy says of its image processor."""
+    """The entries about the image processor in a saved policy's `preprocessor_config.json`."""
     size = processor.size
     values = {
         "size": {"shortest_edge": int(size["shortest_edge"]), "longest_edge": int(size["longest_edge"])},
@@ -407,7 +407,7 @@ def processor_values(processor: Any) -> dict[str, Any]:
         "image_mean": [float(value) for value in processor.image_mean],
         "image_std": [float(value) for value in processor.image_std],
     }
-    # What Qwen3-VL leaves out is written, and hashed, only where it is another value.
+    # Keys that Qwen3-VL leaves out are written, and hashed, only with another value.
     for name in ("resample", "rescale_factor"):
         if (value := getattr(processor, name)) != getattr(type(processor), name):
             values[name] = value

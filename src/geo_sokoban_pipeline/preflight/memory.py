@@ -133,7 +133,7 @@ _CERTAIN = ("weights", "gradients", "optimizer moments")
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What one rank computes in an optimizer step, at most.
+    """The most that one rank computes in an optimizer step.
 
     Attributes:
         tokens: padded tokens of a micro-batch.

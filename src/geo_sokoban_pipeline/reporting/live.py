@@ -30,7 +30,7 @@ def read_report_inputs(
     total: int | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> ReportInputs:
-    """What the report of a training run shows, read from its files.
+    """The contents of a training run's report, read from its files.
 
     The evaluation and the audits of a run that goes on are left out: they are those of an earlier end.
 

@@ -44,7 +44,7 @@ class WrongEpisodesError(TypeError, ValueError):
 
 
 class Supply(Protocol):
-    """What a rollout gets after it has begun: requests, and at last perhaps the order to abort what has not ended."""
+    """Source of further requests of a rollout that has begun; it may also order to abort the unfinished ones."""
 
     is_stopped: bool
 
@@ -114,7 +114,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             note_progress()
         started = [episode for episode in new if episode.is_pending]
         report(len(new) - len(started))
-        if started and supply is not None and supply.is_stopped:  # nobody has begun them, and nobody shall
+        if started and supply is not None and supply.is_stopped:  # they end before their first token
             held.extend(empty_result(episode.next_request(), "abort", engine.version) for episode in started)
         elif started:
             engine.submit([episode.next_request() for episode in started])

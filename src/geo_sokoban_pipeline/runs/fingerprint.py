@@ -1,8 +1,9 @@
 """Fingerprints: what a stored result depends on, as a flat table that can be hashed, compared and shown.
 
 A stored result is continued or reused only if its fingerprint equals the current one; else the command stops before any
-work, with the names that differ. What changes no result is not in it: lengths, intervals, paths, logging. The layout of
-the work, which changes the order of sums alone, is not in it either; manifests hold it beside the fingerprint.
+work, with the names that differ. Settings that change no result are not in it: lengths, intervals, paths,
+logging. The layout of the work, which changes the order of sums alone, is not in it either; manifests hold it beside
+the fingerprint.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from geo_sokoban_pipeline.seeding import content_hash
 Fingerprint = dict[str, Any]
 _SHOWN = 12
 _ABSENT = "(absent)"
-# What of the rollout's options shapes a demonstration.
+# Options of the rollout that shape a demonstration.
 _DEMONSTRATED = {"max_turns", "preset", "rules", "max_context_tokens", "max_response_tokens"}
 
 # The layout: where and in which parts the work is done. No result depends on it beyond the order of sums, so a run that
@@ -60,7 +61,7 @@ _ROLLOUT_LAYOUT = frozenset(
         "rollout.workers",
     }
 )
-# What ends a run, or an episode, that goes wrong.
+# Limits at which a run, or an episode, ends.
 _LIMITS = frozenset({"optimizer.max_skipped", "rollout.env_timeout", "rollout.max_failed_share"})
 _CODE = ":"  # between the option that names own code and a file of it, which no name of an option holds
 
@@ -132,7 +133,7 @@ def check_fingerprint(what: str, stored: Fingerprint, current: Fingerprint) -> N
 
 
 def describe_differences(what: str, lines: Sequence[str]) -> str:
-    """What a `FingerprintError` says: whose settings differ, in which lines, and the two ways out."""
+    """Message of a `FingerprintError`: whose settings differ, in which lines, and the two ways out."""
     shown = "\n  ".join([*lines[:_SHOWN], *([f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])])
     return (
         f"{what} of this run id already exists with different settings:\n  {shown}\n"

@@ -251,7 +251,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class FoundSource:
-    """What a source names, in words and as a folder.
+    """The target of a source, in words and as a folder.
 
     Attributes:
         words: such as `train_sokoban/seed2, checkpoint 149 (latest)`.
@@ -279,7 +279,7 @@ class RunStore:
         return wanted in ("start", "final", "latest", "best") or wanted.isdigit()
 
     def describe(self, source: SourceOptions, *, trajectories: Literal["one", "all"] | None = None) -> FoundSource:
-        """What a source names, without opening it.
+        """The target of a source, without opening it.
 
         Args:
             trajectories: those of one iteration, or of all, are meant, not the policy.
@@ -309,7 +309,7 @@ class RunStore:
         return FoundSource(f"{name}, checkpoint {number}{given}", folder)
 
     def data_note(self, source: SourceOptions) -> dict[str, Any] | None:
-        """What a run has noted of its data (see `hooks.data`); None: nothing."""
+        """A run's notes about its data (see `hooks.data`); None: there are none."""
         path = self._models(source) / DATA_NOTE
         note: dict[str, Any] | None = read_json(path) if path.is_file() else None
         return note
@@ -431,7 +431,7 @@ class RunStore:
         return read_commands(self._folders(source).outputs)
 
     def settings(self, source: SourceOptions) -> dict[str, Any]:
-        """What a run's newest checkpoint was made with: its fingerprint, flat, and its layout."""
+        """Settings of a run's newest checkpoint: its fingerprint, flat, and its layout."""
         stored = self._checkpoints(source)
         manifest = (read_manifest(stored[max(stored)], verify=False) if stored else None) or {}
         return {**manifest.get("fingerprint", {}), **manifest.get("layout", {})}

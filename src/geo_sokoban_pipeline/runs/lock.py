@@ -63,7 +63,7 @@ class RunLock:
 
 
 def find_holder(folder: Path) -> str | None:
-    """Who holds the lock of a run's folder, as `RunLockedError` says it; None where it is free.
+    """Holder of the lock of a run's folder, as `RunLockedError` says it; None where it is free.
 
     Nothing is written. A process that asks for the lock in the very microseconds of the probe is refused.
     """

@@ -102,7 +102,7 @@ def read_commands(outputs: Path) -> list[dict[str, Any]]:
 
 
 def summarise_commands(commands: Sequence[dict[str, Any]]) -> RunTime | None:
-    """What the entries of a run's commands say together; None without an entry (nodes that no command has run).
+    """The entries of a run's commands taken together; None without an entry (nodes that no command has run).
 
     The last command counts up to now while its entry says `running`: the page of a run is made by the command it tells
     of. (An earlier entry that says `running` is of a command that was killed; it counts for what it had noted.)

@@ -46,7 +46,7 @@ class Scratch:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
-            if error.errno != errno.EBADF:  # NFS locks no folders, so that nobody removes them there either
+            if error.errno != errno.EBADF:  # NFS locks no folders, and none is removed there
                 raise
         self.path = made.rename(made.with_name(made.name.removeprefix(".")))
         self.cleanup = weakref.finalize(self, _remove, self.path, lock)
@@ -86,7 +86,7 @@ def _mapped_paths() -> str:
 
 
 def _sweep(place: Path) -> None:
-    """Remove this user's folders that nobody holds."""
+    """Remove this user's folders that no process holds."""
     for path in sorted(place.glob(f"{_PREFIX}*")):
         try:
             with _opened(path) as folder:

@@ -145,7 +145,7 @@ def file_digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Filled:
-    """What the writer of a folder returns if it has taken digests while it wrote.
+    """Result of a folder's writer that has taken digests while it wrote.
 
     Attributes:
         entries: of the manifest, beside its files.
@@ -250,7 +250,7 @@ def exchange_folders(first: Path, second: Path) -> bool:
 
 
 def _put_in_place(made: Path, folder: Path) -> None:
-    """Give a folder its name. What had it before has the temporary name then, or is gone.
+    """Give a folder its name. The folder that had it before has the temporary name then, or is gone.
 
     Where folders cannot be exchanged the old one is put aside first, and back again if that fails: a process that is
     killed between the two steps leaves no folder.

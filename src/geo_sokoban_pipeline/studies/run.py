@@ -258,7 +258,7 @@ def _describe_failure(member: StudyRun, code: int, log: Path) -> str:
 def _end_children(running: list[_Child]) -> Iterator[None]:
     """End what still runs when the block is left, by an interrupt or a request to terminate too."""
     in_main = threading.current_thread() is threading.main_thread()
-    # What is ignored stays so: `nohup` means that closing the terminal is no reason to end.
+    # An ignored signal stays so: `nohup` means that closing the terminal is no reason to end.
     wanted = [number for number in _ENDINGS if in_main and signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, _leave) for number in wanted}
     try:

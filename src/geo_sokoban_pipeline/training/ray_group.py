@@ -78,7 +78,7 @@ def warn_of_fewer(what: str, found: int, wanted: int, options: TrainOptions) -> 
 
 @contextmanager
 def servers_of_ray(options: TrainOptions, beside: Sequence[ActorPlace] | None = None) -> Iterator[Launcher]:
-    """What launches servers in the Ray cluster, for the `with` block; they end with it.
+    """A launcher of servers in the Ray cluster, for the `with` block; they end with it.
 
     Args:
         beside: places of ranks with which the servers take turns. None: they have GPUs of their own.

@@ -66,7 +66,7 @@ def attempts(
 
 @dataclass
 class Losses:
-    """What a piece of work has lost.
+    """Losses of a piece of work.
 
     Attributes:
         count: how often its ranks were lost since something of it was stored; the work sets it back to 0.

@@ -108,7 +108,7 @@ def sft_optimizer(warm: WarmStartOptions, optimizer: OptimizerOptions) -> Optimi
         matrix_rate=warm.matrix_rate,
         clip=warm.clip,
         max_tokens=warm.max_tokens,
-        # What bounds the memory of a step is set once, for both stages.
+        # The bounds of a step's memory are set once, for both stages.
         logit_chunk=optimizer.logit_chunk,
         vision_patches=optimizer.vision_patches,
         gradient_checkpointing=optimizer.gradient_checkpointing,

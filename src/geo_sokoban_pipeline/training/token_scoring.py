@@ -84,7 +84,7 @@ class TokenScorer(GradientPass):
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """What is computed of episodes, and what their rows say of the whole.
+    """Values that are computed of episodes, and columns of their rows about the whole.
 
     Attributes:
         optimizer: sizes of the trainer's passes.

@@ -73,6 +73,7 @@ class WorkerGroup:
         others: idle processes of workers over the same policy and options; None: they are started here.
 
     Attributes:
+        handles: of the ranks, from rank 0 on; empty once the group is closed.
         size: number of ranks.
         options: of the run, with the number of ranks that there are.
         missing: ranks for which there was no place.
@@ -113,7 +114,8 @@ class WorkerGroup:
         self.weights = weights
         self.launcher: Launcher | None = None
         self.before_rollout: Callable[[], None] | None = None
-        self._handles, self._device, self._has_joined = list(handles), device, False
+        self._device, self._has_joined = device, False
+        self.handles: list[WorkerHandle] = list(handles)
         self._patience, self._has_said = _PATIENCE, False
         # A server that comes back reads its weights from the thread of its engine.
         self._lock = threading.RLock()
@@ -126,7 +128,7 @@ class WorkerGroup:
     @property
     def is_open(self) -> bool:
         """Whether the workers take calls."""
-        return bool(self._handles)
+        return bool(self.handles)
 
     @property
     def process_ids(self) -> list[int]:
@@ -140,7 +142,7 @@ class WorkerGroup:
 
     @property
     def _further(self) -> list[WorkerHandle]:
-        return self._handles[1:] if self.drives_a_rank else self._handles
+        return self.handles[1:] if self.drives_a_rank else self.handles
 
     def cpu_clock(self) -> float:
         """CPU-seconds of the driver and of the workers' calls, from an arbitrary zero; take differences."""
@@ -154,7 +156,7 @@ class WorkerGroup:
                 raised as it is.
             WorkerDied: a worker has ended or hangs.
         """
-        return self._call(self._handles[: len(given)], method, given)
+        return self._call(self.handles[: len(given)], method, given)
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every worker with the same arguments; returns the results in order.
@@ -171,9 +173,9 @@ class WorkerGroup:
             arguments: of the method, after the place where the worker finds the folder.
         """
         with self._closing_on_failure():
-            places = self._together([partial(handle.place, folder) for handle in self._handles])
+            places = self._together([partial(handle.place, folder) for handle in self.handles])
             self.call_each(method, [(place, *arguments) for place in places])
-            self._together([partial(handle.clear, folder) for handle in self._handles])
+            self._together([partial(handle.clear, folder) for handle in self.handles])
 
     def write(self, folder: Path, method: str, *, everywhere: bool) -> Files:
         """Call a method that writes into a folder of the driver, of every worker or of rank 0 alone.
@@ -184,7 +186,7 @@ class WorkerGroup:
         Returns:
             Those of all ranks.
         """
-        chosen = self._handles if everywhere else self._handles[:1]
+        chosen = self.handles if everywhere else self.handles[:1]
         with self._closing_on_failure():
             places = [handle.outbox(folder) for handle in chosen]
             parts: list[Files] = self.call_each(method, [(place,) for place in places])
@@ -228,7 +230,7 @@ class WorkerGroup:
 
     def close(self, *, patient: bool = True) -> None:
         """End the workers."""
-        handles, self._handles = self._handles, []
+        handles, self.handles = self.handles, []
         # Rank 0 of this process comes last: what it waits for in a collective fails when the others have ended.
         self._together([partial(handle.close, patient=patient) for handle in handles[1:]])
         for handle in handles[:1]:
@@ -243,7 +245,7 @@ class WorkerGroup:
 
     def _call(self, handles: Sequence[WorkerHandle], method: str, given: Sequence[tuple[Any, ...]]) -> list[Any]:
         with self._lock, self._closing_on_failure():
-            if not self._handles:
+            if not self.handles:
                 raise WorkerError("this worker group is closed.")
             self._join()
             return self._results(handles, method, given)
@@ -257,7 +259,7 @@ class WorkerGroup:
         except WorkerFailed as failure:
             cause = failure.error
             is_of_first = futures and futures[0].done() and futures[0].exception() is failure
-            if cause is None or not is_of_first or handles[0] is not self._handles[0]:
+            if cause is None or not is_of_first or handles[0] is not self.handles[0]:
                 raise
             cause.add_note(str(failure))
             raise cause from None  # as where rank 0 is this process
@@ -266,12 +268,12 @@ class WorkerGroup:
         """Have the ranks find each other, once."""
         if self._has_joined:
             return
-        results_of([handle.ready for handle in self._handles], self._patience)
+        results_of([handle.ready for handle in self.handles], self._patience)
         self._prepare_weights()
         host, addresses = self._addresses()
-        port = self._results(self._handles[:1], "open_rendezvous", [(self.size, host)])[0]
+        port = self._results(self.handles[:1], "open_rendezvous", [(self.size, host)])[0]
         common = (self.size, port, self._device, host)
-        self._results(self._handles, "join", [(rank, *common, address) for rank, address in enumerate(addresses)])
+        self._results(self.handles, "join", [(rank, *common, address) for rank, address in enumerate(addresses)])
         self._has_joined = True
 
     def _prepare_weights(self) -> None:
@@ -283,7 +285,7 @@ class WorkerGroup:
 
     def _look(self, method: str, watches: Sequence[tuple[Watch, Future[Any]]]) -> None:
         """Find ranks that have ended; say that none gets on, and end all after the limit: one may wait for another."""
-        for handle in self._handles:
+        for handle in self.handles:
             if handle.ended.done():
                 handle.ended.result()
         waited = [watch for watch, future in watches if not future.done()]
@@ -380,7 +382,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _prepare_weights(self) -> None:
         if self.weights is None:
-            first = self._handles[:1]
+            first = self.handles[:1]
             self._results(first, "read_weights", [(first[0].place(self._source),)])
             first[0].clear(self._source)
 

@@ -111,7 +111,7 @@ class Selection:
 
 @dataclass
 class ExportCounts:
-    """What an export has read and written, for its card.
+    """Counts of an export, read and written, for its card.
 
     Attributes:
         read: episodes of the chosen iterations.

@@ -134,7 +134,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class StoredEpisode:
-    """What tags and answers of an episode follow from.
+    """Source of an episode's tags and answers.
 
     Attributes:
         success: None where it is not known.
@@ -150,7 +150,7 @@ class StoredEpisode:
 
 
 class Describer(Protocol):
-    """What a task says of an episode; `Task` is one."""
+    """A task's words about an episode; `Task` is one."""
 
     def answer(self, episode: StoredEpisode) -> str | None:
         """The answer, equal for equal answers; None: there is none."""

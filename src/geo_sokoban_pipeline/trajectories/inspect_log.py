@@ -209,7 +209,7 @@ def _message(turn: Mapping[str, Any], images: Sequence[str], model: str, name: s
 
 
 def _summary(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """What lists show of a sample: without images, with the words of its input."""
+    """A sample as lists show it: without images, with the words of its input."""
     words = [
         {
             **message,

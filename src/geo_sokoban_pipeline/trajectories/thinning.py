@@ -30,12 +30,12 @@ _SCORES = ("old_log_probs", "ref_log_probs")
 
 
 class ThinnedError(ValueError):
-    """What is asked for needs more than retention has kept; the message names the file and the way out."""
+    """A request needs more than retention has kept; the message names the file and the way out."""
 
 
 @dataclass(frozen=True)
 class Thinning:
-    """What was left out of a file.
+    """The parts that were left out of a file.
 
     Attributes:
         tokens: whether tokens, masks and log-probs are kept.
@@ -51,7 +51,7 @@ class Thinning:
 
 
 def read_thinning(schema: pa.Schema) -> Thinning | None:
-    """What was left out of a table; None: it is whole."""
+    """The parts that were left out of a table; None: it is whole."""
     text = (schema.metadata or {}).get(_MARK)
     return None if text is None else Thinning(**json.loads(text))
 

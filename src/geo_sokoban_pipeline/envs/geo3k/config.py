@@ -120,7 +120,7 @@ class GeometryFileOptions(StrictModel):
 
 
 class ProblemImageLimits(data.ImageLimits):
-    """What the images of a row may cost; a row beyond it is rejected before anything is decoded."""
+    """Limits of a row's images; a row beyond them is rejected before anything is decoded."""
 
     max_aspect: float = Field(
         200, gt=1, le=200, description="Longer side of an image over its shorter one; Qwen's processor takes no more."

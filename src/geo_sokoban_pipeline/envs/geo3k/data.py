@@ -106,7 +106,7 @@ REJECTED = pa.schema(
 
 
 _KNOWN = ("images", "problem", "answer")
-# What a prompts table of our own says of a problem, and what it says anew each time it is made.
+# Columns of our own prompts table about a problem, and those that are new each time it is made.
 _KEPT = ("id", "data_source", "family", "difficulty", "candidates")
 _OWN_MARK = "problem_hash"
 
@@ -235,7 +235,7 @@ def _read_image(image: Any) -> Row:
     raise ValueError(f"image is {type_name(image)}; bytes, a data: URI, or both as bytes and path are expected")
 
 
-# What the environments read of a prompts row.
+# Columns of a prompts row that the environments read.
 
 
 logger = logging.getLogger(__name__)
@@ -751,7 +751,7 @@ def count_forms(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, int
     return dict(Counter(str(row[column] or "unknown") for row in rows).most_common())
 
 
-# What the geometry data hold, in numbers: rows, splits, answers, images, and what published splits share.
+# The geometry data in numbers: rows, splits, answers, images, and what published splits share.
 
 
 def summarise_data(index: Sequence[IndexRow], reasons: Sequence[str], options: Geo3kDataOptions) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Evaluation of geometry: records of answers, and their entries in the summary.
 
-Accuracy is of the last answer of an episode; what the first attempt was worth stands apart, so that nobody takes what a
-scoring tool has told for what a policy has seen. Every share stands beside its counts, or is None where there are none.
+Accuracy is of the last answer of an episode. First attempts are counted apart, because later ones use the scoring
+tool's feedback. Every share stands beside its counts, or is None where there are none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sokoban as a conversation: the policy sees an image, responds with moves, and sees the image after them.
 
 The environment is a pure function of the level and the responses. The first answer block of a response decides; words
-outside it move nobody.
+outside it are no moves.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.envs.splits import SPLITS
 
 Row = dict[str, Any]
 _GROUP = "data"
-# Without these, a stored row is nobody's prompt.
+# A stored row without these is no prompt.
 _COLUMNS = ("id", "prompt", "images", "data_source", "level_xsb", "level_hash", "layout_hash", "split_rule")
 
 

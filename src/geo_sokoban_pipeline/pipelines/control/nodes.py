@@ -34,7 +34,7 @@ def plan_control(
     identity: dict[str, Any],
     seed: int,
 ) -> dict[str, Any]:
-    """What the control may spend, and what that follows from: the stored one where nothing has changed."""
+    """The CPU-seconds that the control may spend, and their inputs: the stored ones where nothing has changed."""
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft_control import (
         check_source,

@@ -64,7 +64,7 @@ def plan_study(
     try:
         _check_project(command.project)
         used = {task.run: sections[task.run], task.name: sections[task.name], "tracking": tracking}
-        # What was given, without defaults: it stands in the files of the study's commands.
+        # The given values, without defaults: they stand in the files of the study's commands.
         base = {
             path: section.model_dump(mode="json", exclude_unset=True) if isinstance(section, StrictModel) else section
             for path, section in used.items()

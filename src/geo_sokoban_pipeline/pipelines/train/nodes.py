@@ -137,7 +137,7 @@ def release(chunk: Sequence[Any]) -> None:
 
 
 def data_parameters(identity: dict[str, Any]) -> dict[str, Any]:
-    """What a fingerprint holds of a task's data: their id, and the settings that it stands for."""
+    """A fingerprint's entries about a task's data: their id, and the settings that it stands for."""
     return {"id": identity["id"], **identity["settings"]}
 
 

@@ -599,7 +599,7 @@ class _Images:
 
 
 def _describe_run(run: BrowsedRun, pad: int | None, folder: Path) -> dict[str, Any]:
-    """What the pages need of a run; its report by an address relative to the site."""
+    """The facts of a run that the pages need; its report by an address relative to the site."""
     report = run.report and quote(Path(os.path.relpath(run.report, folder.absolute())).as_posix())
     pipeline, _, run_id = run.name.partition("/")
     kind, _, task = pipeline.partition("_")
@@ -611,7 +611,7 @@ def _describe_run(run: BrowsedRun, pad: int | None, folder: Path) -> dict[str, A
 
 
 def describe_ablations(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """What a policy's evaluation loses by kind of prompt when the images lose their content.
+    """Losses of a policy's evaluation by kind of prompt when the images lose their content.
 
     Returns:
         One entry per policy, mode and breakdown: `policy`, `evaluated` (its checkpoint), `mode`, `by`, `names` of what

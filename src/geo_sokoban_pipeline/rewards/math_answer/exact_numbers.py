@@ -217,7 +217,7 @@ class Reader:
         return self._read_literal(mixed=True)
 
     def _read_root_argument(self) -> Any:
-        """What a root without braces covers: a whole number, as it is meant, not its first digit, as TeX reads it."""
+        """The argument of a root without braces: a whole number, not its first digit, as TeX reads it."""
         return self._pi() if self._take("\\pi") else self._read_literal()
 
     def _read_argument(self) -> Any:

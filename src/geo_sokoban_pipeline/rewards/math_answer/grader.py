@@ -220,7 +220,7 @@ class Grader:
         # `failed` is kept although the fault may be the machine's: the reward must not get another verdict than the
         # environment.
         if answer == "late":
-            # Who asks soon again, as the reward does after the environment, gets the same verdict and does not wait.
+            # The reward asks soon after the environment: it gets the same verdict and does not wait.
             with self._lock:
                 if (known := self._cache.get(key)) is not None:
                     known.expires = time.monotonic() + patience

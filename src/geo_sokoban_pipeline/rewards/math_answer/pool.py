@@ -153,7 +153,7 @@ class GradingPool:
         if seconds <= 0:
             return "late"
         decision = worker.ask(question, seconds)
-        # Who was cut short by the deadline might have been right.
+        # An answer that the deadline cut short might have been right.
         return "late" if decision == "timeout" and seconds < self._time_limit else decision
 
 

@@ -67,7 +67,7 @@ class Muon(torch.optim.Optimizer):
     def _updates(
         self, parameters: Sequence[Tensor], directions: Sequence[Tensor]
     ) -> Iterator[tuple[Tensor, Tensor, Sequence[int]]]:
-        """What is held of each matrix, its update, and the shape of the whole."""
+        """The part that is held of each matrix, its update, and the shape of the whole."""
         for index, update in self._orthogonalise(directions):
             yield parameters[index], update, parameters[index].shape
 

@@ -164,7 +164,7 @@ class RankState:
                 self.trained_policy.model.to(device)
             self.optimizers.move(device)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # what torch keeps for later use, nobody else could take
+            torch.cuda.empty_cache()  # memory that torch keeps for later is of no use to others
 
     def _described(self) -> Policy:
         """A policy with the configuration of the trained one, in Hugging Face's class."""

@@ -371,7 +371,7 @@ def _disc(centre: complex, radius: float) -> Chain:
     return tuple(centre + cmath.rect(radius, math.tau * step / 24) for step in range(24))
 
 
-# What labels must keep clear of: the lines of a drawing as straight pieces, and the boxes of labels already placed.
+# Obstacles of labels: the lines of a drawing as straight pieces, and the boxes of labels already placed.
 
 
 _MEETING = 3.0  # pixels

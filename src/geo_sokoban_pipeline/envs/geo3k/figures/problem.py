@@ -91,7 +91,7 @@ def problem_key(family: str, numbers: Numbers) -> str:
     return content_hash("geo3k problem", family, json.dumps(sorted(numbers), separators=(",", ":")))
 
 
-# What is asked and how it is written: numbers, `x`, and linear expressions in `x`, and the questions about them.
+# Unknowns and how they are written: numbers, `x`, and linear expressions in `x`, and the questions about them.
 
 
 _NAMES = ("ABCDEF", "PQRSTU", "JKLMNO", "RSTUVW", "WXYZAB", "DEFGHJ", "KLMNPQ", "GHJKLM")

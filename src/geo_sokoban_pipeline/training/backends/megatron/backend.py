@@ -1,6 +1,6 @@
 """The Megatron backend of one rank: steps, state and scores are those of `TorchBackend`, over Megatron's parameters.
 
-The ranks of a tensor-parallel group train on the same samples. What they all hold (vision tower, norms) stays equal bit
+The ranks of a tensor-parallel group train on the same samples. Their common parts (vision tower, norms) stay equal bit
 for bit, because each step takes its gradients from one of them, or sums them where each has a summand.
 """
 
@@ -249,7 +249,7 @@ class MegatronBackend(TorchBackend):
             found |= {
                 start + name: (weight, held) for name, weight in self._table.weights.items() if weight.parameter in held
             }
-        # What all ranks of a tensor-parallel group hold is dealt to them by size.
+        # Tensors that all ranks of a tensor-parallel group hold are dealt to them by size.
         alike = sorted(key for key, (weight, _) in found.items() if weight.split is None)
         owners = dict(zip(alike, deal([found[key][0].spec.bytes for key in alike], self._layout.tensor), strict=True))
         places: dict[str, dict[int, Slice]] = {}

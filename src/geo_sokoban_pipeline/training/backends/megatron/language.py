@@ -157,7 +157,7 @@ class MegatronLanguage(nn.Module):
                 hidden = hidden.flatten(0, 1).index_add(0, where, deepstack[index]).view_as(hidden)
         states = self.gpt.decoder.final_layernorm(hidden)
         if self._sequence_parallel:
-            # What reads the states adds their gradients over the group, so each rank takes its range of them.
+            # Readers of the states add their gradients over the group, so each rank takes its range of them.
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False, group=self._group)
         flat = states.flatten(0, 1)
         if wanted is None:

@@ -54,7 +54,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a rank holds of a Hugging Face weight.
+    """A rank's part of a Hugging Face weight.
 
     Attributes:
         place: in the weight.
@@ -101,7 +101,7 @@ class Weight:
     split: Literal["rows", "columns"] | None
 
     def piece(self, layout: MegatronLayout, data: int, tensor: int) -> Piece:
-        """What the rank at this place of the layout holds."""
+        """The part of the rank at this place of the layout."""
         held = split_rows(self.count, layout.data)[data]
         found: list[range] = []
         own: list[slice] = []
@@ -163,11 +163,11 @@ class WeightTable:
         return self.of_parameter[parameter][0].split is not None
 
     def own(self, weight: Weight) -> Piece:
-        """What this rank holds."""
+        """This rank's part."""
         return weight.piece(self._layout, *self._layout.place)
 
     def piece(self, weight: Weight, rank: int) -> Piece:
-        """What a rank holds."""
+        """A rank's part."""
         return weight.piece(self._layout, *self._layout.place_of(rank))
 
     def holders(self, weight: Weight, owner: int) -> list[int]:
