@@ -44,7 +44,7 @@ class WrongEpisodesError(TypeError, ValueError):
 
 
 class Supply(Protocol):
-    """Source of further requests of a rollout that has begun; it may also order to abort the unfinished ones."""
+    """Source of further requests of a rollout that has begun; it may also abort the unfinished ones."""
 
     is_stopped: bool
 
