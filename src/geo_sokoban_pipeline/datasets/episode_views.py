@@ -76,8 +76,8 @@ class TrajectoriesFrameDataset(AbstractDataset[None, "pd.DataFrame"]):
     """Stored episodes as one pandas frame: the read-only `@pandas` view.
 
     Lists are Python lists, structs dicts; the last column `partition` says where a row is stored. A run without
-    episodes gives a frame with all columns and no rows. A table that does not
-    fit into memory is refused before it is read.
+    episodes gives a frame with all columns and no rows. A table that does not fit into memory is refused
+    before it is read.
 
     Args:
         path: folder of the `TrajectoriesDataset`.

@@ -1,7 +1,8 @@
 """Processes of a run, each behind a handle: the driver calls methods of the object that a process holds.
 
 Calls return futures. Calls of the main lane run one after the other; those that are sent aside are answered at once,
-also while a call runs. The end of a process fails all its futures, so no caller waits for one that is gone. No process outlives the driver: it ends when its connection closes, however busy it is.
+also while a call runs. The end of a process fails all its futures: no caller waits for one that is gone. No process
+outlives the driver: it ends when its connection closes, however busy it is.
 
 Handles of processes elsewhere are in `ray_process.py`. Nothing here imports torch, which takes a process seconds and
 300 MB: the host of a server never does.
