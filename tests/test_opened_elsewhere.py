@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from builders import CONTEXT, make_trajectories
-from geo_sokoban_pipeline.datasets.trajectories import TrajectoriesDataset
+from geo_sokoban_pipeline.datasets.iterations import TrajectoriesDataset
 from geo_sokoban_pipeline.runs.storage import Thin
 from geo_sokoban_pipeline.trajectories.exports import Selection, write_export
 from geo_sokoban_pipeline.trajectories.index import trajectory_files

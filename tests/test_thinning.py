@@ -14,7 +14,7 @@ import pytest
 from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, RetentionOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
-from geo_sokoban_pipeline.datasets.trajectories import TrajectoriesDataset
+from geo_sokoban_pipeline.datasets.iterations import TrajectoriesDataset
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.audit import (
     AuditCheck,

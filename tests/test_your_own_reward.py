@@ -17,7 +17,7 @@ import yaml
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.envs.sokoban.inspection import sample_level
-from geo_sokoban_pipeline.grpo.advantages import group_advantages
+from geo_sokoban_pipeline.grpo.scoring import group_advantages
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from geo_sokoban_pipeline.envs.metrics import cluster_interval
 from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
-from geo_sokoban_pipeline.evaluation.metrics import response_metrics
-from geo_sokoban_pipeline.evaluation.rollouts import summary_row
+from geo_sokoban_pipeline.evaluation.rollouts import response_metrics, summary_row
 
 
 def summarise_episodes(records, policy="final", mode="sampled"):

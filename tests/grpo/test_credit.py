@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.grpo.advantages import returns, scale_by_rms, turn_advantages
+from geo_sokoban_pipeline.grpo.scoring import returns, scale_by_rms, turn_advantages
 
 NUMBERS = st.floats(-10, 10, allow_nan=False)
 

@@ -8,10 +8,13 @@ from geo_sokoban_pipeline.datasets.files import (
     ReportDataset,
     SiteDataset,
 )
-from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, IterationPartitions
-from geo_sokoban_pipeline.datasets.metrics import MetricsDataset
+from geo_sokoban_pipeline.datasets.iterations import (
+    CheckpointsDataset,
+    IterationPartitions,
+    MetricsDataset,
+    TrajectoriesDataset,
+)
 from geo_sokoban_pipeline.datasets.tables import PromptsDataset, TablePartsDataset
-from geo_sokoban_pipeline.datasets.trajectories import TrajectoriesDataset
 from geo_sokoban_pipeline.datasets.views import SourceDataset, ViewDataset
 from geo_sokoban_pipeline.runs.storage import StorageError
 

@@ -11,8 +11,8 @@ import numpy as np
 from kedro.io import AbstractDataset, DatasetError
 from kedro.utils import load_obj
 
-from geo_sokoban_pipeline.datasets.iterations import read_iteration
-from geo_sokoban_pipeline.datasets.trajectories import TrajectoriesDataset, preview_cell
+from geo_sokoban_pipeline.datasets.iterations import TrajectoriesDataset, read_iteration
+from geo_sokoban_pipeline.datasets.tables import preview_cell
 from geo_sokoban_pipeline.trajectories.index import read_index
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA

@@ -1,4 +1,4 @@
-"""Data of a run by iteration, its checkpoints among them: a partition is written whole and loaded when called for.
+"""Data of a run by iteration (episodes, metrics, checkpoints): a partition is written whole and loaded when called for.
 
 A folder that is missing or empty is a run that has not begun, never an error. Saving `{}` does nothing, so a loop may
 yield it where nothing is due. Saving a `Rewind` takes a run back to an iteration.
@@ -6,15 +6,18 @@ yield it where nothing is due. Saving a `Rewind` takes a run back to an iteratio
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
+import pyarrow.parquet as pq
 from kedro.io import AbstractDataset, DatasetError
+from kedro.utils import load_obj
 
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.storage import (
@@ -24,6 +27,7 @@ from geo_sokoban_pipeline.runs.storage import (
     CorruptFolderError,
     NewCheckpoint,
     Rewind,
+    Thin,
     explain_storage_errors,
     read_json,
     read_manifest,
@@ -31,7 +35,22 @@ from geo_sokoban_pipeline.runs.storage import (
     write_folder,
     write_json,
 )
+from geo_sokoban_pipeline.trajectories.index import measure_tokens, tidy_index, write_index
+from geo_sokoban_pipeline.trajectories.parquet import (
+    OtherVersionError,
+    TornFileError,
+    check_file,
+    read_trajectories,
+    write_trajectories,
+)
+from geo_sokoban_pipeline.trajectories.schema import TrajectoryContract
+from geo_sokoban_pipeline.trajectories.thinning import read_thinning, thin_table
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from kedro_datasets._typing import HTMLPreview, PlotlyPreview
+
+_STEP, _FIRST = "iteration", "rollout/raw_reward"
 _PARTITION = re.compile(r"iter=(\d{5,})(?:/part-(\d{3,}))?")
 
 
@@ -155,6 +174,166 @@ def _remove(path: Path) -> None:
 
 
 # Checkpoints of a run: one sealed folder per saved iteration.
+
+
+class TrajectoriesDataset(IterationPartitions):
+    """Episodes by iteration and part, `iter=00012/part-000.parquet`.
+
+    Saves {partition: pyarrow.Table or TrajectoryBatch}; loads {partition: callable -> pyarrow.Table}, image bytes
+    dictionary-encoded. `name_parts` makes such a dict from an iteration's episodes.
+
+    Each part has rows in the run's index, written and deleted with it (`trajectories/index.py`).
+
+    Args:
+        path: folder of all partitions, in the folder of a run's outputs.
+        tasks: dotted name of the function that finds a task by its name, for answers and tags in the index; None: no
+            index.
+        previewer: dotted name of the function that makes the HTML of a preview from a table; None: there is none.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    suffix = ".parquet"
+    parted = True
+
+    def __init__(
+        self,
+        path: str,
+        tasks: str | None = None,
+        previewer: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(path, metadata)
+        self._tasks = tasks
+        self._previewer = previewer
+
+    def rewind(self, after: int) -> None:
+        """As in the base; a run does not continue beside episodes of another schema version.
+
+        Raises:
+            OtherVersionError: the oldest partition that stays has another version.
+        """
+        super().rewind(after)
+        if self._tasks is not None:
+            tidy_index(self._path)
+        for name in self.partitions()[:1]:
+            try:
+                check_file(self._place(name))
+            except OtherVersionError:
+                raise
+            except TornFileError:
+                pass  # reading it names the damaged file; a run that continues need not read it
+
+    def save(self, data: dict[str, Any] | Rewind | Thin) -> None:
+        """As in the base; a `Thin` thins stored partitions, each atomically."""
+        if not isinstance(data, Thin):
+            super().save(data)
+            return
+        for name in self.partitions():
+            if data.first <= read_iteration(name) <= data.last:
+                with explain_storage_errors(self._place(name)):
+                    self._thin(self._place(name), data)
+
+    def _thin(self, path: Path, order: Thin) -> None:
+        if read_thinning(pq.read_schema(path)) is not None:
+            return
+        table = read_trajectories(path)
+        thinned = thin_table(table, order, self._path.parent, measure_tokens(table))
+        write_trajectories(path, thinned)
+        if self._tasks is not None and order.episodes > 1:  # else the index is as before
+            write_index(path, thinned, load_obj(self._tasks))
+
+    def _write(self, path: Path, value: Any) -> None:
+        table = TrajectoryContract.to_table(value)
+        write_trajectories(path, table)
+        if self._tasks is not None:
+            write_index(path, table, load_obj(self._tasks))
+
+    def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+        """A partition; with `columns` only these are read, without tokens and images where numbers suffice."""
+        return read_trajectories(path, columns)
+
+    def _bytes_needed(self, value: Any) -> int | None:
+        return int(TrajectoryContract.to_table(value).nbytes)
+
+    def preview(self, nrows: int = 5) -> HTMLPreview:
+        """Gallery of the newest episodes for kedro-viz; an empty text without episodes or previewer.
+
+        Args:
+            nrows: number of episodes, the last ones of the newest partition.
+        """
+        names, shown = self.partitions(), ""
+        if names and self._previewer is not None:
+            table = read_trajectories(self._place(names[-1]))
+            shown = load_obj(self._previewer)(table.slice(max(table.num_rows - nrows, 0)))
+        return cast("HTMLPreview", shown)
+
+
+class MetricsDataset(IterationPartitions):
+    """Rows `iter=00012.json`; saves {partition: row}, loads the rows as a list in the order of iterations.
+
+    Args:
+        path: folder of all rows.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    suffix = ".json"
+
+    def _write(self, path: Path, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            raise DatasetError(f"{path}: a row of metrics is a dict, not {type_name(value)}")
+        write_json(path, {name: _plain_number(path, name, number) for name, number in value.items()})
+
+    def _read(self, path: Path) -> dict[str, float | int | None]:
+        row = read_json(path)
+        if not isinstance(row, dict):
+            raise CorruptFolderError(f"{path} holds {type_name(row)}, not a row of metrics. Restore or delete it.")
+        return row
+
+    def _bytes_needed(self, value: Any) -> int | None:
+        return 64 * len(value)
+
+    def load(self) -> list[dict[str, float | int | None]]:
+        """All rows, by iteration; `[]` where nothing is stored.
+
+        Raises:
+            DatasetError: a row is not readable JSON; the message names the file.
+        """
+        return [self._read(self._place(name)) for name in self.partitions()]
+
+    def preview(self) -> PlotlyPreview:
+        """Curves for kedro-viz: a menu chooses the metric, the mean reward comes first; None without rows."""
+        rows = self.load()
+        if not rows:
+            return cast("PlotlyPreview", None)
+        names = sorted({name for row in rows for name in row} - {_STEP}, key=lambda name: (name != _FIRST, name))
+        steps = [row.get(_STEP) for row in rows]
+        curves = [
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "x": steps,
+                "y": [row.get(name) for row in rows],
+                "visible": not number,
+            }
+            for number, name in enumerate(names)
+        ]
+        choices = [
+            {"label": name, "method": "update", "args": [{"visible": [other == name for other in names]}]}
+            for name in names
+        ]
+        menu = {"buttons": choices, "x": 0, "xanchor": "left", "y": 1.05, "yanchor": "bottom"}  # above the curve
+        layout = {"xaxis": {"title": {"text": _STEP}}, "showlegend": False, "updatemenus": [menu]}
+        return cast("PlotlyPreview", {"data": curves, "layout": layout})
+
+
+def _plain_number(path: Path, name: str, value: Any) -> float | int | None:
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is not None and not isinstance(value, bool | int | float):
+        raise DatasetError(f"{path}: metric {name} is {value!r}; give a number or None")
+    # JSON has no NaN and no infinity; a metric that diverged is stored as null rather than stopping the run.
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Checkpoint(TypedDict):

@@ -326,6 +326,11 @@ def shorten(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
+def preview_cell(value: Any) -> Any:
+    """A value as kedro-viz can show it: a number, or a short text."""
+    return value if value is None or isinstance(value, bool | int | float) else shorten(str(shorten(value)))
+
+
 def _to_array(values: pd.Series, field: pa.Field) -> pa.Array:
     import pyarrow as pa
 

@@ -17,8 +17,7 @@ import numpy as np
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.formats import plural
-from geo_sokoban_pipeline.grpo.advantages import is_constant
-from geo_sokoban_pipeline.grpo.scoring import EpisodeScore, assistant_turns, score_groups
+from geo_sokoban_pipeline.grpo.scoring import EpisodeScore, assistant_turns, is_constant, score_groups
 from geo_sokoban_pipeline.policies.patches import PatchReader
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories.index import count_repeats

@@ -1,4 +1,4 @@
-"""Metrics of evaluation: paired tests of two policies, and numbers of responses.
+"""Paired comparison of two policies on the same prompts: does one solve more than the other?
 
 All are pure functions. A test compares the same prompts only, matched by `task_id`, and its evidence are clusters of
 prompts, as in the intervals of the rows.
@@ -6,19 +6,11 @@ prompts, as in the intervals of the rows.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, cluster_interval, mean_of
-from geo_sokoban_pipeline.rewards.text import repetition
-from geo_sokoban_pipeline.trajectories.types import Trajectory
-
-# Paired comparison of two policies on the same prompts: does one solve more than the other?
-
+from geo_sokoban_pipeline.envs.metrics import cluster_interval
 
 Successes = Mapping[str, Sequence[Sequence[bool]]]  # by the prompt's key: for each of its rows, success of each episode
 LEVEL = 0.05  # of the test
@@ -121,40 +113,3 @@ def _difference_interval(gains: Sequence[int], sizes: Sequence[int]) -> tuple[fl
     counted = [*zip(gains, sizes, strict=True), (mean, mean), (-mean, mean)]
     low, high = cluster_interval([(gain + size) / 2 for gain, size in counted], [size for _, size in counted])
     return min(difference, 2 * low - 1), max(difference, 2 * high - 1)
-
-
-def read_finished(task: Task, trajectory: Trajectory, row: Mapping[str, Any]) -> FinishedEpisode:
-    """`FinishedEpisode` of a policy's episode."""
-    return FinishedEpisode(
-        row=row,
-        metrics=trajectory.metrics,
-        ret=trajectory.reward,
-        responses=[turn.text for turn in trajectory.turns if turn.role == "assistant"],
-        tokens=int(trajectory.loss_mask.sum()),
-        truncated=trajectory.status == "truncated",
-        cluster=task.cluster_of(row),
-    )
-
-
-def response_metrics(
-    response_lengths: Sequence[int], truncated: Sequence[bool], texts: Sequence[str]
-) -> dict[str, float | None]:
-    """Length, truncation and repetition of responses, under slime's names without their group prefix.
-
-    Args:
-        response_lengths: generated tokens (loss mask 1) of each episode.
-        truncated: whether its status is `truncated`.
-        texts: its decoded response.
-
-    Returns:
-        `response_len/mean`, `/median`, `/max`, `/min`, `truncated_ratio`, `repetition_frac`; None without episodes.
-    """
-    lengths = [float(length) for length in response_lengths]
-    return {
-        "response_len/mean": mean_of(lengths),
-        "response_len/median": float(statistics.median(lengths)) if lengths else None,
-        "response_len/max": max(lengths, default=None),
-        "response_len/min": min(lengths, default=None),
-        "truncated_ratio": mean_of([float(flag) for flag in truncated]),
-        "repetition_frac": mean_of([float(repetition(text)) for text in texts]),
-    }

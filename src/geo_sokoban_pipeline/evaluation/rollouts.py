@@ -1,10 +1,11 @@
-"""Rollouts for evaluation: a fixed number of episodes per prompt, without training.
+"""Rollouts for evaluation: a fixed number of episodes per prompt, without training; and numbers of responses.
 
 An episode's seed follows from the run's seed, the prompt's id and the sample number, so equal runs evaluate equally.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,10 @@ from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.envs.metrics import summarise_records
-from geo_sokoban_pipeline.evaluation.metrics import read_finished
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, mean_of, summarise_records
 from geo_sokoban_pipeline.formats import in_percent
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rewards.text import repetition
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
@@ -152,3 +153,40 @@ def validate_policy(
         metrics |= {f"{_PREFIX}{mode}_{name}": float(value) for name, value in numbers.items() if value is not None}
         trajectories += episodes
     return trajectories, metrics
+
+
+def read_finished(task: Task, trajectory: Trajectory, row: Mapping[str, Any]) -> FinishedEpisode:
+    """`FinishedEpisode` of a policy's episode."""
+    return FinishedEpisode(
+        row=row,
+        metrics=trajectory.metrics,
+        ret=trajectory.reward,
+        responses=[turn.text for turn in trajectory.turns if turn.role == "assistant"],
+        tokens=int(trajectory.loss_mask.sum()),
+        truncated=trajectory.status == "truncated",
+        cluster=task.cluster_of(row),
+    )
+
+
+def response_metrics(
+    response_lengths: Sequence[int], truncated: Sequence[bool], texts: Sequence[str]
+) -> dict[str, float | None]:
+    """Length, truncation and repetition of responses, under slime's names without their group prefix.
+
+    Args:
+        response_lengths: generated tokens (loss mask 1) of each episode.
+        truncated: whether its status is `truncated`.
+        texts: its decoded response.
+
+    Returns:
+        `response_len/mean`, `/median`, `/max`, `/min`, `truncated_ratio`, `repetition_frac`; None without episodes.
+    """
+    lengths = [float(length) for length in response_lengths]
+    return {
+        "response_len/mean": mean_of(lengths),
+        "response_len/median": float(statistics.median(lengths)) if lengths else None,
+        "response_len/max": max(lengths, default=None),
+        "response_len/min": min(lengths, default=None),
+        "truncated_ratio": mean_of([float(flag) for flag in truncated]),
+        "repetition_frac": mean_of([float(repetition(text)) for text in texts]),
+    }

@@ -16,8 +16,8 @@ from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.report import FIRST_SHUFFLED, SHUFFLED
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
-from geo_sokoban_pipeline.evaluation.metrics import PairedTest, Successes, paired_test, read_finished
-from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts, summary_row
+from geo_sokoban_pipeline.evaluation.metrics import PairedTest, Successes, paired_test
+from geo_sokoban_pipeline.evaluation.rollouts import read_finished, rollout_prompts, summary_row
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows

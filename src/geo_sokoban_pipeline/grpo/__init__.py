@@ -9,10 +9,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.grpo.advantages import group_advantages, returns, scale_by_rms, turn_advantages
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
+from geo_sokoban_pipeline.grpo.scoring import group_advantages, returns, scale_by_rms, turn_advantages
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.grpo.loss import (

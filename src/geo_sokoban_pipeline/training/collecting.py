@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.evaluation.metrics import response_metrics
+from geo_sokoban_pipeline.evaluation.rollouts import response_metrics
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
