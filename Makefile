@@ -138,6 +138,7 @@ format: $(DEV_STAMP) ## Rewrite the code in the project's format.
 docs: $(DEV_STAMP) ## Write docs/parameters.md, execute the notebooks on the stored runs, build the docs site into site/.
 	$(BIN)/python -m scripts.parameter_docs
 	$(BIN)/python -m scripts.scaling_docs
+	$(BIN)/python -m scripts.reading_list
 	$(BIN)/python scripts/notebook_pages.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
