@@ -45,8 +45,14 @@ def record_calls(folder: str) -> None:
             above = above.f_back
         os.write(out, f"{phase[0]} {path} {code.co_qualname}\n".encode())
 
+    def join(event: str, _: Any) -> None:
+        """Record the present thread too; Ray starts some that `threading` does not know."""
+        if event != "sys.setprofile" and sys.getprofile() is None:
+            sys.setprofile(note)
+
     threading.setprofile(note)
     sys.setprofile(note)
+    sys.addaudithook(join)
 
 
 # Ray's own processes answer late enough without this.
