@@ -182,24 +182,6 @@ def test_a_control_is_the_warm_start_continued_bit_for_bit(tiny_policy, sokoban_
     assert not same_weights(whole, forgetful)
 
 
-def test_timing_leaves_no_trace_and_sees_the_cost_of_an_expert(tiny_policy, sokoban_rows, options, tmp_path):
-    rows = sokoban_rows(24, max_solution=3)
-    _, backend, history = imitate(tiny_policy, rows, options)
-    folder = write_policy(tmp_path / "policy", CheckpointWriter(backend, {"history": history}))
-    before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    torch.manual_seed(5)
-    drawn = torch.get_rng_state()
-    costs = {}
-    for turns in (1, 3):
-        expert = options.warm_start.teacher.model_copy(update={"name": "random", "max_turns": turns})
-        warm = options.warm_start.model_copy(update={"teacher": expert, "episodes_per_step": 16})
-        chosen = options.model_copy(update={"warm_start": warm})
-        costs[turns] = time_steps(folder, rows, chosen, 0, untimed=1, timed=4)
-    assert costs[3] > costs[1] > 0
-    assert torch.equal(drawn, torch.get_rng_state())
-    assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
-
-
 BUSY = """
 import time
 
@@ -218,6 +200,22 @@ class Expert:
 def build_teacher(name, patience, noise):
     return Expert()
 """
+
+
+def test_timing_leaves_no_trace_and_sees_the_cost_of_an_expert(tiny_policy, sokoban_rows, options, tmp_path):
+    rows = sokoban_rows(24, max_solution=3)
+    _, backend, history = imitate(tiny_policy, rows, options)
+    folder = write_policy(tmp_path / "policy", CheckpointWriter(backend, {"history": history}))
+    before = {path: path.read_bytes() for path in folder.path.iterdir()}
+    torch.manual_seed(5)
+    drawn = torch.get_rng_state()
+    (tmp_path / "busy.py").write_text(BUSY.replace("1 < Expert.made <= 3", "True"), encoding="utf-8")
+    expert = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
+    warm = options.warm_start.model_copy(update={"teacher": expert, "episodes_per_step": 2})
+    slow = options.model_copy(update={"warm_start": warm})
+    assert time_steps(folder, rows, slow, 0, untimed=1, timed=1, rounds=1) >= 2 * 0.15
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
 def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path):
