@@ -23,9 +23,9 @@ PYTEST_ARGS ?=
 SGLANG ?= cpu
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=
-# Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures, and
-# tests/conftest.py orders the files so that neither process waits long for the other at the end.
-WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Two test processes, each with one thread of torch; the tests of a group, which is a file unless a mark says another one,
+# stay together, and tests/conftest.py orders the groups so that neither process waits long for the other at the end.
+WORKERS ?= -n 2 --dist loadgroup --no-loadscope-reorder
 
 export KEDRO_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1

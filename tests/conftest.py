@@ -18,72 +18,51 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SHARED_SERVERS: set[str] = set()  # addresses
 RAY_CLUSTERS: list[RayCluster] = []  # the one that runs
-IN_RAY = ("distributed/test_processes", "test_ray", "training/test_rollout_workers")
-# Tests of one process, by a part of their path.
-TOGETHER = {
-    "sglang": "sglang",
-    "training/test_ahead": "ranks",
-    "training/test_ranks": "ranks",
-    "training/test_megatron": "ranks",
-    **dict.fromkeys(IN_RAY, "ranks"),
-}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of ranks come first, because they take longest, and of them those of the Ray cluster, which starts once.
+    """Tests of one `xdist_group` run in one process; a file without that mark is a group.
 
-    The other process has files without slow tests meanwhile. Files with slow tests follow, those of SGLang and of
-    resumed runs first, so that neither process waits long for the other at the end.
+    So the server of the `sglang` tests and the cluster of the `ranks` tests start once, and ranks do not wait for cores
+    that other ranks use. Ranks come first, because they take longest, and of them those of the cluster. The other
+    process has groups without slow tests meanwhile. Groups with slow tests follow, those of SGLang and of resumed runs
+    first, so that neither process waits long for the other at the end.
     """
-    slow = {place_of(item) for item in items if item.get_closest_marker("slow")}
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    slow = {group_of(item) for item in items if item.get_closest_marker("slow")}
+    of_cluster = {item.path for item in items if may_use_ray(item)}
     items.sort(
         key=lambda item: (
-            place_of(item) != "ranks",
-            place_of(item) in slow,
-            place_of(item) != "sglang",
-            item.path.name != "test_resume.py",
-            not is_in_ray(item.nodeid),
+            group_of(item) != "ranks",
+            group_of(item) in slow,
+            group_of(item) not in ("sglang", "resumed"),
+            item.path not in of_cluster,
         )
     )
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all tests that need an SGLang server, one those of several ranks, in a Ray cluster or not.
-
-    Server, ranks and cluster are each started once, and ranks do not wait for the cores that other ranks use.
-    """
-    from xdist.scheduler import LoadFileScheduling
-
-    class StartOnce(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return scope_of(nodeid) or str(super()._split_scope(nodeid))
-
-    return StartOnce(config, log) if config.getoption("dist") == "loadfile" else None
+def group_of(item: pytest.Item) -> str:
+    """Name of the tests that run in one process with this one."""
+    mark = item.get_closest_marker("xdist_group")
+    assert mark is not None
+    return str(mark.args[0])
 
 
-def place_of(item: pytest.Item) -> str:
-    """Name of the tests that run in one process with this one: of their scope, or of their file."""
-    return scope_of(item.nodeid) or str(item.path)
-
-
-def scope_of(nodeid: str) -> str | None:
-    """Name of the tests that run in one process with this one; None: those of its file."""
-    path = nodeid.split("::", maxsplit=1)[0]
-    return next((scope for name, scope in TOGETHER.items() if name in path), None)
-
-
-def is_in_ray(nodeid: str) -> bool:
+def may_use_ray(item: pytest.Item) -> bool:
     """Whether a test may use the Ray cluster."""
-    path = nodeid.split("::", maxsplit=1)[0]
-    return any(name in path for name in IN_RAY)
+    return item.get_closest_marker("ray") is not None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """A Ray cluster ends with the last of its tests: its idle processes take time from the others."""
-    if RAY_CLUSTERS and (nextitem is None or not is_in_ray(nextitem.nodeid)):
-        RAY_CLUSTERS.pop().close()
+    if RAY_CLUSTERS:
+        items = item.session.items
+        if nextitem is None or not any(map(may_use_ray, items[items.index(nextitem) :])):
+            RAY_CLUSTERS.pop().close()
 
 
 @pytest.fixture(scope="module", autouse=True)

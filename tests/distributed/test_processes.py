@@ -32,12 +32,14 @@ from geo_sokoban_pipeline.distributed.ray_cluster import connected
 from geo_sokoban_pipeline.distributed.ray_process import start_ray_processes
 from rank_jobs import PATIENCE, Member, build, build_badly, close, die_while_building, run
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 PLACING = RayOptions(cpus=0.5, patience=60)
 Start = Callable[[Callable[[], Any]], WorkerHandle]
 slow = pytest.mark.slow
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=slow)])
+@pytest.fixture(params=["local", pytest.param("ray", marks=[slow, pytest.mark.ray])])
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts a process that builds what it is given; all of them end with the test."""
     started: list[WorkerHandle] = []

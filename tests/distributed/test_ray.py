@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.distributed.ray_process import CHUNK_BYTES, RayProcess
 from rank_jobs import build, close, join, run
 from ray_cluster import RayCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ranks")]
 APART = RayOptions(strategy="STRICT_SPREAD", patience=60)
 
 

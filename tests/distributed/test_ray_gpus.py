@@ -22,7 +22,7 @@ from rank_jobs import close
 from ray_cluster import RayCluster, wait_until
 from task_options import TrainOptions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ranks")]
 PLACING = RayOptions(cpus=0.1, patience=3)
 
 

@@ -21,6 +21,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from ray_cluster import RayCluster
 from servers import launch_options
 
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ranks")]
+
 PLACING = RayOptions(cpus=0.5, patience=60)
 
 

@@ -16,7 +16,7 @@ from proxies import Proxy
 from runs import finish, kedro_command
 from servers import ON_CPU, need_environment, processes_with, tree
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 SECRET, KEY = "swordfish-0123456789", "marlin-0123456789"
 # Iterations of each task.
 TASKS = {"sokoban": 3, "geo3k": 1, "geo3k_multi_turn": 1}

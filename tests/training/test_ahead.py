@@ -28,6 +28,8 @@ from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 from task_options import TrainOptions
 from training.setup import SMALL, Setup
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 ITERATIONS = 4
 
 

@@ -21,6 +21,8 @@ from geo_sokoban_pipeline.training.worker_group import open_worker_group
 from task_options import TrainOptions
 from training.setup import Setup
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 MODEL = {
     "num_attention_heads": 16,
     "num_key_value_heads": 8,

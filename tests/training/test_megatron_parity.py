@@ -33,7 +33,7 @@ from open_workers import apply
 from training.four_ranks import FourRanks, megatron_of
 from training.setup import copied
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 LAYOUTS = ("tensor 1", "tensor 2", "tensor 2, sequence", "data 2", "tensor 2 x data 2")
 TEMPERATURE = 0.8

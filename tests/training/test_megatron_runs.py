@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from geo_sokoban_pipeline.runs.storage import read_json
 from runs import assert_same_run, finish, kedro_command, read_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 SMALL = (
     "train_sokoban.warm_start.steps=6,train_sokoban.warm_start.play_every=0,train_sokoban.loop.eval_interval=0,"

@@ -22,6 +22,8 @@ from training.four_ranks import LAYOUTS, FourRanks, megatron_of
 from training.setup import Setup, copied
 from training.test_ranks_equal_one import KL, MEMORY, RATE, REDUCTIONS, Steps, compare_results, optimizer_options
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 slow = pytest.mark.slow
 
 T1, T2, T2S, D2 = "tensor 1", "tensor 2", "tensor 2, sequence", "data 2"

@@ -31,7 +31,7 @@ from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions, Geometry
 from training.four_ranks import FourRanks, megatron_of
 from training.setup import SPLITTABLE, copied, settings, shaken
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 ROOT = Path(__file__).parents[2]
 TASKS = {"sokoban": TrainOptions, "geo3k": Geo3kTrainOptions, "geo3k_multi_turn": Geo3kMultiTurnTrainOptions}

@@ -28,7 +28,7 @@ from policies.mixtures import build_mixture
 from training.four_ranks import FourRanks, KeepGradients, keep_gradients
 from training.setup import Setup, copied
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 RATE = 1e-3
 REPLICAS_2, REPLICAS_4, SHARDS_2, SHARDS_4 = "two replicas", "four replicas", "two shards", "four shards"

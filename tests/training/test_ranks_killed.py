@@ -9,7 +9,7 @@ import pytest
 
 from runs import assert_same_run, beside, finish, kedro_command, read_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 COMMAND = (
     "--pipelines=train_sokoban",

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_empty
 from training.large import write_random_policy
 from training.setup import SIZES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 TESTS = Path(__file__).parents[1]
 # Many small layers, because a process may hold 150 MB beside three of them: of 7 million weights each.

@@ -21,7 +21,7 @@ from policies.test_model_list import build_model, build_samples, published_shape
 from training.four_ranks import FourRanks
 from training.setup import copied
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 RATE = 1e-3
 OBJECTIVE = GrpoObjective(GrpoOptions())

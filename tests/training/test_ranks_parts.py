@@ -26,7 +26,7 @@ from policies.mixtures import build_mixture
 from training.four_ranks import FourRanks
 from training.setup import Setup, copied
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 LAYOUTS = ("two shards", "two copies of two shards")
 OPTIONS = OptimizerOptions(matrices="muon", eps=1e-5)

@@ -28,7 +28,7 @@ from training.four_ranks import FourRanks
 from training.large import forget_peak, peak, write_random_policy
 from training.setup import SIZES, Setup
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 
 WAYS = ("tensors", "disk", "group")
 SAMPLING = SamplingOptions()

@@ -26,7 +26,7 @@ from policies.mixtures import build_mixture
 from training.four_ranks import ExportWeights, FourRanks, megatron_of
 from training.setup import Setup, copied
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 # Layouts, and the files of their moments; None: one without slices.
 LAYOUTS: dict[str, int | None] = {

@@ -26,7 +26,7 @@ from training.four_ranks import FourRanks
 from training.live_bytes import LiveBytes
 from training.setup import SIZES, Setup, copied
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
 OBJECTIVE = GrpoObjective(GrpoOptions())
 

@@ -26,6 +26,8 @@ from geo_sokoban_pipeline.training.ray_group import OwnCode, sizes
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from task_options import TrainOptions
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 COLOCATED = {"engine": "sglang", "server": {"count": 2, "tensor_parallel": 2, "colocated": True}}
 
 

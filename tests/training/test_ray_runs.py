@@ -19,7 +19,7 @@ from ray_cluster import RayCluster, is_server, submit, wait_until
 from runs import ROOT, assert_same_run, beside, finish, kedro_command, read_run
 from servers import ON_CPU, all_gone, need_environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ranks")]
 
 RUN = "train_sokoban"
 LOOP = f"--to-nodes={RUN}.train_grpo"  # no evaluation and no report

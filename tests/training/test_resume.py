@@ -11,7 +11,7 @@ import pytest
 
 from runs import assert_same_run, finish, kedro_command, read_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("resumed")]
 
 # Fewer checkpoints are kept than there are iterations, so what is deleted must not depend on interruptions either.
 COMMAND = ("--pipelines=train_sokoban", "--params=train_sokoban.loop.iterations=4,train_sokoban.loop.keep_last=2")

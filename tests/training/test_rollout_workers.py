@@ -40,6 +40,8 @@ from ray_cluster import RayCluster
 from task_options import TrainOptions
 from training.setup import Setup, settings
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 slow = pytest.mark.slow
 
 # More than an idle worker's silence on a busy machine.
@@ -324,6 +326,7 @@ def test_workers_of_which_one_finds_no_place_all_end(setup: Setup, monkeypatch: 
 
 
 @slow
+@pytest.mark.ray
 def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
     setup: Setup, two: RolloutWorkers, awkward_row: Any, tmp_path: Path, ray_cluster: RayCluster
 ) -> None:

@@ -24,6 +24,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import pause_before
 from task_options import TinyPolicyOptions
 
+pytestmark = pytest.mark.xdist_group("sglang")
+
 
 def words(**options):
     return server_command(

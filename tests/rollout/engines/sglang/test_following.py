@@ -25,7 +25,7 @@ from proxies import Proxy, proxied
 from servers import ON_CPU
 from task_options import TrainOptions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 GROUPS, SIZE, VERSION = 6, 2, 3
 
 

@@ -24,6 +24,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.servers import Server, pause_be
 from option_fields import leaves
 from task_options import TinyPolicyOptions
 
+pytestmark = pytest.mark.xdist_group("sglang")
+
 HERE = Path(__file__).parent
 # What is said without any option, in full: a default that changes is seen.
 LEAST = {

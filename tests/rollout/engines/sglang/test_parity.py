@@ -20,7 +20,7 @@ from rollout.engines.sglang.material import TOLERANCE, ask, expected_log_probs, 
 from servers import PYTHON, attached
 from stock_pixels import pixel_values
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 
 
 @pytest.mark.parametrize("images", [0, 1, 2, 8])

@@ -22,6 +22,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServerProcess, 
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import start_router
 from servers import all_gone, launch_options
 
+pytestmark = pytest.mark.xdist_group("sglang")
+
 # A program with a child in its group, and one that has left it, as daemons do; all three deaf to SIGTERM if asked.
 FAMILY = """
 import os, signal, subprocess, sys, time

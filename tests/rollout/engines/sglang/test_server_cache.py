@@ -8,7 +8,7 @@ import pytest
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from servers import attached
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 EPISODES = 64
 
 

@@ -19,7 +19,7 @@ from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, reques
 from servers import attach_options, attached, descendants, launch_options, need_environment
 from task_options import TinyPolicyOptions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 PATIENT = {"tries": 3, "restarts": 2, "first_pause": 0.01}
 
 

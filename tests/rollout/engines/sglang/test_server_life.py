@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_response, writ
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, kill, request_with, strike
 from servers import all_gone, launch_options, stop, tree
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 # On a machine that does other work too a server that lives may be taken for one that hangs; that costs a restart more.
 FAULTS = {"health_interval": 2.0, "health_timeout": 30.0, "restarts": 6, "tries": 8}
 

@@ -22,7 +22,7 @@ from proxies import proxied
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
 from servers import attached, launch_options
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 
 
 @pytest.mark.parametrize("policy", ["cache_aware", "sticky"])

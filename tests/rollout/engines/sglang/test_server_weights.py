@@ -22,7 +22,7 @@ from rollout.engines.sglang.material import (
 )
 from servers import attached
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 
 
 @pytest.mark.parametrize(

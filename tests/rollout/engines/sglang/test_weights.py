@@ -37,6 +37,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weights import (
 from proxies import Proxy
 from servers import PYTHON, attached, need_environment
 
+pytestmark = pytest.mark.xdist_group("sglang")
+
 
 def named_tensors(sizes):
     return [(str(index), torch.arange(size, dtype=torch.float32)) for index, size in enumerate(sizes)]

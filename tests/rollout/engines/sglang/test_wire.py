@@ -20,6 +20,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
     write_request,
 )
 
+pytestmark = pytest.mark.xdist_group("sglang")
+
 PAD, END = 90, 91
 LIMITS = ModelLimits(
     size=100, banned=frozenset({PAD, 99}), end_ids=(END, 92), pad_id=PAD, merge_size=2, context=40, longest_prompt=36
