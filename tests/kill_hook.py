@@ -1,20 +1,16 @@
-"""A Kedro hook of the tests: kills its process, or another rank of the run, with SIGKILL at a named point.
+"""A Kedro hook of the tests: kills its process, or a rank of the run, with SIGKILL at a named point.
 
-Points are the package's log messages, those of level DEBUG included (`iteration 3: update`), and Kedro's own moments:
-`before_node:<node>`, `before_save:<dataset>` and `after_save:<dataset>`. `GEO_SOKOBAN_KILL_AT` is a pattern of one,
-such as `iteration *: update` (several as `this|that`), `GEO_SOKOBAN_KILL_NTH` says at which arrivals at any of them
-(default 1; several as `2,3`), `GEO_SOKOBAN_KILL_WHOM` whom: `driver` (default) or `rank`, in a Ray cluster the last
-one; or it is the path of a file, which the hook makes and waits for, until whoever kills has deleted it. A run takes
-the hook from `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
+Points are the events of a run with what they come with (`update:3`), and Kedro's own: `before_node:<node>`,
+`before_save:<dataset>` and `after_save:<dataset>`. A command takes the hook from the variables that `kill_at` returns,
+with this folder on PYTHONPATH.
 """
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import os
-import re
 import signal
+import sys
+import threading
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,52 +18,58 @@ from typing import Any
 
 from kedro.framework.hooks import hook_impl
 
-
-def _first_rank() -> int:
-    """Process id of the first rank that the driver has started."""
-    return min(child.pid for child in multiprocessing.active_children() if child.pid is not None)
-
+from geo_sokoban_pipeline.events import EVENT, Event
 
 _PATIENCE = 300.0  # seconds until a run whose test has failed goes on
-# What the driver logs of a rank that Ray has placed.
-_PLACED = re.compile(r"process \d+ of \d+ \(pid (\d+) on ")
 
 
-class KillHook(logging.Handler):
+def kill_at(points: str, *arrivals: int, whom: str | Path = "driver") -> dict[str, str]:
+    """Variables of a command that is killed.
+
+    Args:
+        points: pattern, such as `f"{Event.UPDATE}:*"`; several as `this|that`.
+        arrivals: at which arrivals at any of them; none given: at the first one.
+        whom: `driver`, or `rank`: the last one; or the path of a file, which the hook makes and waits for, until
+            whoever kills has deleted it.
+    """
+    return {
+        "GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook",
+        "GEO_SOKOBAN_KILL_AT": points,
+        "GEO_SOKOBAN_KILL_NTH": ",".join(map(str, arrivals or (1,))),
+        "GEO_SOKOBAN_KILL_WHOM": str(whom),
+    }
+
+
+class KillHook:
     def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
         self._patterns = os.environ["GEO_SOKOBAN_KILL_AT"].split("|")
-        self._due = {int(number) for number in os.environ.get("GEO_SOKOBAN_KILL_NTH", "1").split(",")}
+        self._due = {int(number) for number in os.environ["GEO_SOKOBAN_KILL_NTH"].split(",")}
         self._arrivals = 0
-        self._whom = os.environ.get("GEO_SOKOBAN_KILL_WHOM", "driver")
-        self._placed: list[int] = []
+        self._whom = os.environ["GEO_SOKOBAN_KILL_WHOM"]
+        self._ranks: list[int] = []
+        self._lock = threading.Lock()
+        sys.addaudithook(self._hear)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
-        if message.startswith("ranks: "):
-            self._placed = [int(found) for found in _PLACED.findall(message)]
-        self._arrive(message)
+    def _hear(self, name: str, given: tuple[Any, ...]) -> None:
+        if name == EVENT:
+            if given[0] is Event.RANKS:
+                self._ranks = given[1]
+            self._arrive(f"{given[0]}:{given[1]}")
 
     def _arrive(self, name: str) -> None:
         if not any(fnmatchcase(name, pattern) for pattern in self._patterns):
             return
-        self._arrivals += 1
-        if self._arrivals not in self._due:
-            return
-        if os.path.isabs(self._whom):
-            mark, deadline = Path(self._whom), time.monotonic() + _PATIENCE
-            mark.touch()
-            while mark.exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-        else:
-            rank = self._placed[-1] if self._placed else None
-            os.kill(os.getpid() if self._whom == "driver" else rank or _first_rank(), signal.SIGKILL)
-
-    @hook_impl
-    def before_pipeline_run(self) -> None:
-        logger = logging.getLogger("geo_sokoban_pipeline")
-        logger.setLevel(logging.DEBUG)
-        logger.addHandler(self)
+        with self._lock:
+            self._arrivals += 1
+            if self._arrivals not in self._due:
+                return
+            if os.path.isabs(self._whom):
+                mark, deadline = Path(self._whom), time.monotonic() + _PATIENCE
+                mark.touch()
+                while mark.exists() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            else:
+                os.kill(os.getpid() if self._whom == "driver" else self._ranks[-1], signal.SIGKILL)
 
     @hook_impl
     def before_node_run(self, node: Any) -> None:

@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from geo_sokoban_pipeline.events import Event
+from kill_hook import kill_at
+
 ROOT = Path(__file__).parents[1]
 HEAVY = ("datasets", "huggingface_hub", "matplotlib", "mlflow", "numpy", "pandas", "PIL", "plotly", "pyarrow", "ray")
 HEAVY += ("sglang", "sympy", "torch", "transformers")
@@ -238,19 +241,19 @@ def test_make_takes_torch_from_the_given_index():
 
 def test_kill_hook_strikes_at_the_given_arrival():
     code = """
-import logging
+from geo_sokoban_pipeline.events import Event, emit
 from kill_hook import KillHook
-KillHook().before_pipeline_run()
-for number, name in enumerate(("collect", "update", "collect")):
-    print(name, flush=True)
-    logging.getLogger("geo_sokoban_pipeline.training").debug("iteration %d: %s", number, name)
+KillHook()
+for number, event in enumerate((Event.COLLECT, Event.UPDATE, Event.COLLECT)):
+    print(event, flush=True)
+    emit(event, number)
 print("survived")
 """
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    point = {"PYTHONPATH": path, "GEO_SOKOBAN_KILL_AT": "iteration *: collect"}
-    first = run(sys.executable, "-c", code, **point)
-    second = run(sys.executable, "-c", code, **point, GEO_SOKOBAN_KILL_NTH="2")
-    third = run(sys.executable, "-c", code, **point, GEO_SOKOBAN_KILL_NTH="3")
+    first, second, third = (
+        run(sys.executable, "-c", code, PYTHONPATH=path, **kill_at(f"{Event.COLLECT}:*", number))
+        for number in (1, 2, 3)
+    )
     assert (first.returncode, first.stdout.split()) == (-9, ["collect"])
     assert (second.returncode, second.stdout.split()) == (-9, ["collect", "update", "collect"])
     assert (third.returncode, third.stdout.split()[-1]) == (0, "survived")

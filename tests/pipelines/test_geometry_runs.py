@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.evaluation.audit import audit_files, check_token_parity
+from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
+from kill_hook import kill_at
 from runs import TRAJECTORY_KINDS, assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
@@ -42,8 +44,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """A run that was killed in its second iteration and continued by the same command."""
     task, root = request.param, tmp_path_factory.mktemp(request.param)
     words = (f"--pipelines=train_{task}", COMMAND.format(task=task))
-    kill = {"GEO_SOKOBAN_KILL_AT": "iteration *: update", "GEO_SOKOBAN_KILL_NTH": "2"}
-    process = kedro_command(*words, data_root=root, GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook", **kill)
+    process = kedro_command(*words, data_root=root, **kill_at(f"{Event.UPDATE}:*", 2))
     output, _ = process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL, output[-3000:]
     finish(kedro_command(*words, data_root=root), timeout=600)

@@ -11,13 +11,13 @@ import pytest
 from geo_sokoban_pipeline.runs.folders import committed_iteration
 from geo_sokoban_pipeline.runs.lock import RunLock
 from geo_sokoban_pipeline.runs.storage import read_json
+from kill_hook import kill_at
 from runs import assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 GOES_ON = "The training goes on: 1 of 3 iterations is stored."
 # Runs of the tests have a page at the end alone.
 WITH_PAGES = ("--pipelines=train_sokoban", "--params=train_sokoban.loop.report_share=0.01")
-HOOKS = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook"}
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def killed(tmp_path_factory):
     """A run that was killed in its second iteration, before the checkpoint: its episodes are stored, not committed."""
     root = tmp_path_factory.mktemp("killed")
     # A rewind comes first, and an iteration saves twice: with its episodes, where no row of metrics is due, and again.
-    at = {"GEO_SOKOBAN_KILL_AT": "after_save:train_sokoban.metrics", "GEO_SOKOBAN_KILL_NTH": "5"}
-    finish(kedro_command(*WITH_PAGES, data_root=root, **HOOKS, **at), expected=-9)
+    kill = kill_at("after_save:train_sokoban.metrics", 5)
+    finish(kedro_command(*WITH_PAGES, data_root=root, **kill), expected=-9)
     return root
 
 

@@ -7,6 +7,7 @@ import pytest
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.thinning import read_thinning
+from kill_hook import kill_at
 from runs import assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
@@ -50,7 +51,6 @@ def test_training_is_the_same_and_the_newest_iteration_is_whole(thinned, finishe
 
 def test_killed_while_it_thins_it_ends_with_the_same_files(thinned, tmp_path):
     """Killed before and after orders; each command repeats what may be missing."""
-    hook = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook"}
     # Saves of an iteration: its episodes, its metrics and checkpoint, then the order to thin.
     for point, arrival in (
         ("after_save:train_sokoban.checkpoints", 5),
@@ -58,8 +58,7 @@ def test_killed_while_it_thins_it_ends_with_the_same_files(thinned, tmp_path):
         ("before_node:*.evaluate_policies", 1),
     ):
         words = ("--pipelines=train_sokoban", f"--params={WORDS}")
-        at = {"GEO_SOKOBAN_KILL_AT": point, "GEO_SOKOBAN_KILL_NTH": str(arrival)}
-        finish(kedro_command(*words, data_root=tmp_path, **hook, **at), expected=-9)
+        finish(kedro_command(*words, data_root=tmp_path, **kill_at(point, arrival)), expected=-9)
     finish(kedro_command("--pipelines=train_sokoban", f"--params={WORDS}", data_root=tmp_path))
     assert_same_run(read_run(thinned.root), read_run(tmp_path))
     assert [read_thinning(read_trajectories(path).schema) for path in parts(thinned.root)] == [

@@ -12,11 +12,13 @@ from safetensors.torch import load_file
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.evaluation.audit import audit_files
+from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.hooks.tracking import NOTE
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
 from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
 from geo_sokoban_pipeline.runs.storage import file_digest, read_json
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from kill_hook import kill_at
 from runs import assert_same_run, finish, kedro_command, read_run
 from task_options import TinyPolicyOptions
 
@@ -250,14 +252,13 @@ def contents(project):
 
 @pytest.mark.parametrize(
     ("moment", "commits"),
-    [("before_node:train_sokoban.warm_start", False), ("iteration 1: *", True)],
+    [("before_node:train_sokoban.warm_start", False), (f"{Event.COLLECT}:1", True)],
 )
 def test_a_killed_command_with_fresh_costs_no_run(clone, moment, commits):
     """Before the new run's first checkpoint the old one is put back, after it the new one stays."""
     before = contents(clone)
     short = "fresh=true,seed=3,train_sokoban.warm_start.steps=1,train_sokoban.loop.eval_interval=0"
-    hook = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook", "GEO_SOKOBAN_KILL_AT": moment}
-    command = kedro_command("--pipelines=train_sokoban", f"--params={short}", data_root=clone.root, **hook)
+    command = kedro_command("--pipelines=train_sokoban", f"--params={short}", data_root=clone.root, **kill_at(moment))
     finish(command, expected=-signal.SIGKILL)
     assert not (clone.folder("06_models") / "final_policy").exists()
     store = RunStore(clone.root)

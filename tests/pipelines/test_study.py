@@ -8,9 +8,11 @@ import shutil
 import pytest
 
 from geo_sokoban_pipeline.evaluation.audit import audit_files
+from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.sft_control import ControlError
+from kill_hook import kill_at
 from runs import ROOT, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
@@ -29,8 +31,7 @@ def study(tmp_path_factory):
     shutil.copyfile(ROOT / "docs" / "learning.md", docs / "learning.md")
     shutil.copyfile(ROOT / "README.md", place / "README.md")
     words = ("--pipelines=study_sokoban", f"--params=study.name=long,study.docs={docs}")
-    kill = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook", "GEO_SOKOBAN_KILL_AT": "iteration *: update"}
-    killed = finish(kedro_command(*words, data_root=root, **kill), expected=1)
+    killed = finish(kedro_command(*words, data_root=root, **kill_at(f"{Event.UPDATE}:*")), expected=1)
     continued = finish(kedro_command(*words, data_root=root))
     return root, docs, killed, continued
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.runs.storage import read_json
+from kill_hook import kill_at
 from runs import assert_same_run, finish, kedro_command, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
@@ -24,12 +26,12 @@ MEGATRON = "train_sokoban.backend=megatron,train_sokoban.megatron.tensor_paralle
 RATE = 1e-3  # of the optimizer, at most
 # One run is disturbed at all of these, one after the other: (point, arrival in that process, who is killed).
 POINTS = (
-    ("warm start: step *", 3, "rank"),
+    (f"{Event.SFT_STEP}:*", 3, "rank"),
     # Inside the save of the warm start's moments: each rank writes its part.
-    ("optimizer-00001-of-00002.safetensors: *", 9, "driver"),
-    ("iteration *: update", 1, "driver"),
+    (f"{Event.TENSOR}:optimizer-00001-of-00002.safetensors", 9, "driver"),
+    (f"{Event.UPDATE}:*", 1, "driver"),
     # Inside the save of a checkpoint.
-    ("model.safetensors: *", 5, "rank"),
+    (f"{Event.TENSOR}:model.safetensors", 5, "rank"),
     ("after_save:train_sokoban.checkpoints", 1, "driver"),
 )
 
@@ -81,15 +83,7 @@ def test_an_update_on_a_stored_iteration(undisturbed: Path) -> None:
 
 def test_killed_at_named_points(undisturbed: Path, tmp_path: Path) -> None:
     for point, arrival, whom in POINTS:
-        process = command(
-            tmp_path,
-            MEGATRON,
-            2,
-            GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook",
-            GEO_SOKOBAN_KILL_AT=point,
-            GEO_SOKOBAN_KILL_NTH=str(arrival),
-            GEO_SOKOBAN_KILL_WHOM=whom,
-        )
+        process = command(tmp_path, MEGATRON, 2, **kill_at(point, arrival, whom=whom))
         output, _ = process.communicate(timeout=300)
         expected = -signal.SIGKILL if whom == "driver" else 1
         assert process.returncode == expected, f"{point} was not reached:\n{output[-3000:]}"

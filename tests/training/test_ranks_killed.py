@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from geo_sokoban_pipeline.events import Event
+from kill_hook import kill_at
 from runs import assert_same_run, beside, finish, kedro_command, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
@@ -18,17 +20,17 @@ COMMAND = (
 )
 # One run is disturbed at all of these, one after the other: (point, arrival in that process, who is killed).
 POINTS = (
-    ("warm start: step *", 2, "rank"),
-    ("warm start: step *", 5, "driver"),
+    (f"{Event.SFT_STEP}:*", 2, "rank"),
+    (f"{Event.SFT_STEP}:*", 5, "driver"),
     # Inside the save of the warm start's policy, then of its moments: each rank writes its part.
-    ("model.safetensors: *", 7, "rank"),
-    ("optimizer-00001-of-00002.safetensors: *", 9, "driver"),
-    ("iteration *: collect", 1, "rank"),
-    ("iteration *: update", 2, "driver"),
+    (f"{Event.TENSOR}:model.safetensors", 7, "rank"),
+    (f"{Event.TENSOR}:optimizer-00001-of-00002.safetensors", 9, "driver"),
+    (f"{Event.COLLECT}:*", 1, "rank"),
+    (f"{Event.UPDATE}:*", 2, "driver"),
     # Inside the save of a checkpoint.
-    ("model.safetensors: *", 5, "driver"),
-    ("optimizer-00001-of-00002.safetensors: *", 20, "rank"),
-    ("checkpoint: written, not sealed", 1, "driver"),
+    (f"{Event.TENSOR}:model.safetensors", 5, "driver"),
+    (f"{Event.TENSOR}:optimizer-00001-of-00002.safetensors", 20, "rank"),
+    (f"{Event.CHECKPOINT}:*", 1, "driver"),
     ("after_save:train_sokoban.checkpoints", 2, "rank"),
 )
 
@@ -37,14 +39,7 @@ def test_killed_at_named_points(tmp_path: Path) -> None:
     root = tmp_path / "disturbed"
     with beside(kedro_command(*COMMAND, data_root=tmp_path / "undisturbed")):
         for point, arrival, whom in POINTS:
-            process = kedro_command(
-                *COMMAND,
-                data_root=root,
-                GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook",
-                GEO_SOKOBAN_KILL_AT=point,
-                GEO_SOKOBAN_KILL_NTH=str(arrival),
-                GEO_SOKOBAN_KILL_WHOM=whom,
-            )
+            process = kedro_command(*COMMAND, data_root=root, **kill_at(point, arrival, whom=whom))
             output, _ = process.communicate(timeout=300)
             if whom == "driver":
                 assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"

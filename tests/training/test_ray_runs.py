@@ -14,7 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.runs.storage import read_json
+from kill_hook import kill_at
 from ray_cluster import RayCluster, is_server, submit, wait_until
 from runs import ROOT, assert_same_run, beside, finish, kedro_command, read_run
 from servers import ON_CPU, all_gone, need_environment
@@ -45,15 +47,6 @@ def reward(result, args):
 def params(*parts: dict[str, Any], run: str = RUN) -> tuple[str, str]:
     chosen = {name: value for part in parts for name, value in part.items()}
     return f"--pipelines={run}", "--params=" + ",".join(f"{run}.{name}={value}" for name, value in chosen.items())
-
-
-def kill(whom: str, at: str, *arrivals: int) -> dict[str, str]:
-    return {
-        "GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook",
-        "GEO_SOKOBAN_KILL_AT": at,
-        "GEO_SOKOBAN_KILL_NTH": ",".join(map(str, arrivals)),
-        "GEO_SOKOBAN_KILL_WHOM": whom,
-    }
 
 
 def checkpoints_of(data: Path) -> Path:
@@ -140,21 +133,21 @@ def test_a_run_whose_driver_and_ranks_are_killed_ends_as_the_undisturbed_one(
     environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
 
     # The driver's death ends its ranks, and the cluster lives on.
-    process = kedro_command(*params(SHARDED, APART), data_root=data, **environment, **kill("driver", "*: update", 1))
+    process = kedro_command(*params(SHARDED, APART), data_root=data, **environment, **kill_at(f"{Event.UPDATE}:*"))
     output, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, output[-3000:]
     wait_until(lambda: ray_cluster.ranks() == [], "ranks outlive their driver")
 
     # One death is more than allowed.
     limited = params(SHARDED, APART, {"ray.max_restarts": 0})
-    once = kill("rank", "iteration 1: update", 1)
+    once = kill_at(f"{Event.UPDATE}:1", whom="rank")
     output = " ".join(finish(kedro_command(*limited, data_root=data, **environment, **once), 1).split())
     assert re.search(r"process 2 of 2 \(pid \d+ on \S+\) has ended: .*died", output), output[-3000:]
     assert "(ray.max_restarts=0); newest checkpoint: iter=00000" in output
     assert "/logs, on its node" in output
 
     # Two in a row, as the weights are sent, and in a sharded save.
-    points = kill("rank", f"{MOMENTS}: *", 1, 3)
+    points = kill_at(f"{Event.FILE_SENT}:{MOMENTS}|{Event.FILE_FETCHED}:{MOMENTS}", 1, 3, whom="rank")
     output = finish(kedro_command(*params(SHARDED, APART), data_root=data, **environment, **points))
     assert "All ranks are built anew (2 of 3)" in output, output[-3000:]
     assert_same_run(undisturbed, read_run(data))
@@ -175,7 +168,7 @@ def test_lost_nodes_cost_their_iterations_and_then_a_rank(
     environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
     allowed = {"ray.min_processes": 1, "ray.patience": 10, "optimizer.offload": "true"}
     mark = tmp_path / "mark"
-    losses = kill(str(mark), "iteration *: update", 1, 3)
+    losses = kill_at(f"{Event.UPDATE}:*", 1, 3, whom=mark)
     process = kedro_command(*params(SHARDED, APART, allowed), LOOP, data_root=data, **environment, **losses)
     for is_replaced in (True, False):
         wait_until(mark.exists, "no update")
@@ -212,12 +205,22 @@ def test_lost_nodes_cost_their_iterations_and_then_a_rank(
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "source", "points", "restarts"),
+    ("pipeline", "source", "kill", "restarts"),
     [
         # While it samples the second of two iterations.
-        ("rollout_sokoban", "checkpoint=start,rollout_sokoban.iterations=2", ("iteration 1: collect", 1), [None, 1]),
+        (
+            "rollout_sokoban",
+            "checkpoint=start,rollout_sokoban.iterations=2",
+            kill_at(f"{Event.COLLECT}:1", whom="rank"),
+            [None, 1],
+        ),
         # While it takes a step, and while it writes what it has trained, which comes after another step.
-        ("update_sokoban", "iteration=1", (f"iteration 1: update|{MOMENTS}: fetched*", 1, 3), [2]),
+        (
+            "update_sokoban",
+            "iteration=1",
+            kill_at(f"{Event.UPDATE}:1|{Event.FILE_FETCHED}:{MOMENTS}", 1, 3, whom="rank"),
+            [2],
+        ),
     ],
 )
 def test_what_works_on_a_stored_run_begins_again_after_a_death(
@@ -226,13 +229,13 @@ def test_what_works_on_a_stored_run_begins_again_after_a_death(
     stored: Path,
     pipeline: str,
     source: str,
-    points: tuple[Any, ...],
+    kill: dict[str, str],
     restarts: list[int | None],
 ) -> None:
     """Where a rank is killed, each ends as it does on this machine: as the iteration of the run, bit for bit."""
     data = ray_cluster.hidden / pipeline
     shutil.copytree(stored, data)
-    environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data), **kill("rank", *points)}
+    environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data), **kill}
     _, given = params(SHARDED, APART)
     words = (f"--pipelines={pipeline}", f"{given},{pipeline}.source.{source}")
     output = finish(kedro_command(*words, data_root=data, **environment))
@@ -315,7 +318,7 @@ def test_a_cluster_of_the_runs_own_ends_with_it_and_others_live_on(ray_cluster: 
         return found
 
     own = params(SHAPE, {"placement": "ray"})
-    process = kedro_command(*own, data_root=tmp_path, **kill("driver", "warm start: step *", 2))
+    process = kedro_command(*own, data_root=tmp_path, **kill_at(f"{Event.SFT_STEP}:*", 2))
     output, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, output[-3000:]
     wait_until(lambda: left() == [], "processes of the run's cluster are left")

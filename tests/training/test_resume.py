@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from geo_sokoban_pipeline.events import Event
+from kill_hook import kill_at
 from runs import assert_same_run, finish, kedro_command, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("resumed")]
@@ -18,16 +20,16 @@ COMMAND = ("--pipelines=train_sokoban", "--params=train_sokoban.loop.iterations=
 # One run is killed at all of these, one after the other: (point, arrival in that process).
 POINTS = (
     ("after_save:sokoban.prompts", 1),
-    ("warm start: step *", 2),
+    (f"{Event.SFT_STEP}:*", 2),
     ("before_save:train_sokoban.policy", 1),
-    ("iteration *: collect", 1),
-    ("iteration *: update", 2),
-    ("iteration *: validate", 1),
+    (f"{Event.COLLECT}:*", 1),
+    (f"{Event.UPDATE}:*", 2),
+    (f"{Event.VALIDATE}:*", 1),
     # Saved first is the order to rewind, then an iteration's episodes, then its metrics and checkpoint.
     ("after_save:train_sokoban.trajectories", 2),
     ("after_save:train_sokoban.metrics", 3),
     ("before_save:train_sokoban.checkpoints", 3),
-    ("checkpoint: written, not sealed", 2),
+    (f"{Event.CHECKPOINT}:*", 2),
     ("after_save:train_sokoban.checkpoints", 3),
     ("before_node:*.evaluate_policies", 1),
 )
@@ -45,13 +47,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, float
 
 def test_killed_at_named_points(uninterrupted: tuple[dict, float], tmp_path: Path) -> None:
     for point, arrival in POINTS:
-        process = kedro_command(
-            *COMMAND,
-            data_root=tmp_path,
-            GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook",
-            GEO_SOKOBAN_KILL_AT=point,
-            GEO_SOKOBAN_KILL_NTH=str(arrival),
-        )
+        process = kedro_command(*COMMAND, data_root=tmp_path, **kill_at(point, arrival))
         output, _ = process.communicate(timeout=300)
         assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
     finish(kedro_command(*COMMAND, data_root=tmp_path))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -26,6 +26,7 @@ from forked import start_fork
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
 from geo_sokoban_pipeline.distributed.process import LocalProcess, WorkerError
 from geo_sokoban_pipeline.distributed.ray_cluster import connected
+from geo_sokoban_pipeline.events import EVENT, Event
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -423,9 +424,6 @@ def go_on(setup: Setup, options: TrainOptions, folder: Path, stored: Stored) -> 
     checkpoints = CheckpointsDataset(str(folder / "checkpoints"))
     for episodes, _, metrics, checkpoint in run_grpo(inputs, read_resume_state(folder / "checkpoints")):
         stored.add(episodes, metrics)
-        if isinstance(episodes, dict) and episodes:
-            number = int(next(iter(episodes)).removeprefix("iter=").partition("/")[0])
-            logging.getLogger("geo_sokoban_pipeline").debug("stored: episodes of iteration %d", number)
         if checkpoint != {}:
             checkpoints.save(checkpoint)
         if isinstance(checkpoint, dict) and checkpoint:
@@ -436,53 +434,39 @@ LOOP = {"iterations": ITERATIONS, "eval_interval": 2, "eval_prompts": 2, "keep_l
 BESIDE = (
     WORKERS | {"rollout.workers": 1, "rollout.max_turns": 2} | {f"loop.{name}": given for name, given in LOOP.items()}
 )
-# What is logged where the run dies, one after the other: nothing is stored; two iterations are in flight; episodes are
-# stored, and no checkpoint of them. Where its worker dies: it plays the next iteration; it is to play a validation.
+# Where the run dies, one after the other: nothing is stored; two iterations are in flight; episodes are stored, and no
+# checkpoint of them. Where its worker dies: it plays the next iteration; it is to play a validation.
 DEATHS = {
-    "run": ["iteration 0: collect", "iteration 2: update", "stored: episodes of iteration 2"],
-    "worker": ["iteration 1: update", "iteration 1: validate"],
+    "run": [(Event.COLLECT, 0), (Event.UPDATE, 2), (Event.CHECKPOINT, 2)],
+    "worker": [(Event.UPDATE, 1), (Event.VALIDATE, 1)],
 }
 
 
-class Killer(logging.Handler):
-    """Kills at each message once: this process, or the rollout worker that it has started since."""
+def kill_worker(*at: tuple[Event, int]) -> None:
+    """Kill the rollout worker that this process has started since, at each of these events once."""
+    left, spared = list(at), set(multiprocessing.active_children())
 
-    def __init__(self, whom: str, *at: str) -> None:
-        super().__init__(logging.DEBUG)
-        self._whom, self._at = whom, set(at)
-        self._spared = set(multiprocessing.active_children())
+    def hear(name: str, given: tuple[Any, ...]) -> None:
+        if name == EVENT and given in left:
+            left.remove(given)
+            (worker,) = set(multiprocessing.active_children()) - spared
+            worker.kill()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage() not in self._at:
-            return
-        self._at.remove(record.getMessage())
-        if self._whom == "run":
+    sys.addaudithook(hear)  # for good: Python takes none back
+
+
+def die(setup: Setup, options: TrainOptions, folder: Path, at: tuple[Event, int]) -> None:
+    """Run until the event at which this process dies; what it has stored of episodes lies in the folder."""
+
+    def hear(name: str, given: tuple[Any, ...]) -> None:
+        if name == EVENT and given == at:
             os.kill(os.getpid(), signal.SIGKILL)
-        (worker,) = set(multiprocessing.active_children()) - self._spared
-        worker.kill()
+
+    sys.addaudithook(hear)
+    list(go_on(setup, options, folder, Stored(folder / "episodes")))
 
 
-@contextmanager
-def killing(whom: str, *at: str) -> Iterator[None]:
-    """For the `with` block, messages reach a killer."""
-    logger, killer = logging.getLogger("geo_sokoban_pipeline"), Killer(whom, *at)
-    level = logger.level
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(killer)
-    try:
-        yield
-    finally:
-        logger.removeHandler(killer)
-        logger.setLevel(level)
-
-
-def die(setup: Setup, options: TrainOptions, folder: Path, at: str) -> None:
-    """Run until the point at which this process dies; what it has stored of episodes lies in the folder."""
-    with killing("run", at):
-        list(go_on(setup, options, folder, Stored(folder / "episodes")))
-
-
-def run_and_die(setup: Setup, options: TrainOptions, folder: Path, at: str) -> None:
+def run_and_die(setup: Setup, options: TrainOptions, folder: Path, at: tuple[Event, int]) -> None:
     """Have a process of its own run until the point at which it dies; what it has started ends with it."""
     small = replace(setup, policy=None, trained=None, episodes=[])  # what a run does not use does not travel
     own = psutil.Process()
@@ -521,7 +505,8 @@ def test_rollouts_beside_the_training_have_the_weights_before(undisturbed: tuple
 def test_a_run_that_loses_more_workers_than_allowed_names_its_newest_checkpoint(setup: Setup, tmp_path: Path) -> None:
     options = settings(setup.options, BESIDE | {"rollout.worker_restarts": 0})
     said = r"rollout worker 1 of 1 .*SIGKILL.*\(rollout.worker_restarts=0\).* Newest checkpoint: iter=00000\.$"
-    with killing("worker", "iteration 1: update"), pytest.raises(WorkerError, match=said):
+    kill_worker((Event.UPDATE, 1))
+    with pytest.raises(WorkerError, match=said):
         for one in attempts(read_resume_state(tmp_path / "checkpoints"), options):
             with one[2]:
                 list(go_on(setup, options, tmp_path, Stored()))
@@ -537,8 +522,9 @@ def test_rollouts_beside_the_training_end_with_the_same_files_whoever_is_killed(
     for at in DEATHS["run"] if whom == "run" else ():
         run_and_die(setup, options, tmp_path, at)
     before = {process.pid for process in psutil.Process().children(recursive=True)}
-    with killing("worker", *DEATHS["worker"]) if whom == "worker" else nullcontext():
-        list(go_on(setup, options, tmp_path, found))
+    if whom == "worker":
+        kill_worker(*DEATHS["worker"])
+    list(go_on(setup, options, tmp_path, found))
     killed = len(DEATHS["worker"]) if whom == "worker" else 0
     assert sum(row.get("perf/worker_restarts", 0.0) for row in found.metrics.values()) == killed
     after = {process.pid for process in psutil.Process().children(recursive=True)}

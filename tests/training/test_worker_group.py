@@ -15,6 +15,7 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.process import WorkerError
+from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -25,6 +26,7 @@ from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+from kill_hook import kill_at
 from runs import assert_same_run, finish, kedro_command, read_run
 from task_options import TrainOptions
 
@@ -199,8 +201,8 @@ def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path
         "train_sokoban.grpo.old_log_probs=recompute,train_sokoban.warm_start.steps=6",
     )
     finish(kedro_command(*command, data_root=tmp_path / "one"))
-    killed = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook", "GEO_SOKOBAN_KILL_AT": "iteration *: update"}
-    process = kedro_command(*command, data_root=tmp_path / "two", **killed, GEO_SOKOBAN_KILL_NTH="2")
+    killed = kill_at(f"{Event.UPDATE}:*", 2)
+    process = kedro_command(*command, data_root=tmp_path / "two", **killed)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, output[-3000:]
     assert "another layout" not in finish(kedro_command(*command, data_root=tmp_path / "two"))

@@ -35,6 +35,7 @@ from geo_sokoban_pipeline.distributed.ray_cluster import (
     logs,
     send_tensors_as_arrays,
 )
+from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.runs.scratch import Scratch
 from geo_sokoban_pipeline.runs.storage import MANIFEST, Files
 
@@ -315,7 +316,7 @@ class RayProcess:
                         coming = self._call("files", "load", f"{written}/{name}", first)
                     file.write(chunk.data)
                     digest.update(chunk.data)
-            logger.debug("%s: fetched from %s", name, self.title)
+            emit(Event.FILE_FETCHED, name)
             if name in known and known[name]["blake2b"] != digest.hexdigest():
                 raise WorkerError(f"{path} did not arrive as {self.title} has written it.")
         self._call("files", "remove", str(written)).result()
@@ -350,7 +351,7 @@ class RayProcess:
                 for earlier in on_the_way:
                     earlier.result()
                 on_the_way = [sent]
-            logger.debug("%s: sent to %s", path.name, self.title)
+            emit(Event.FILE_SENT, path.name)
         for last in on_the_way:
             last.result()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -17,13 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.runs.storage import Files
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 2_000_000_000  # at most, unless a single tensor is larger
 WEIGHT_METADATA = {"format": "pt"}
@@ -98,7 +97,7 @@ class TensorFile:
         note_progress()
         self._waiting.pop()
         self._put(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
-        logger.debug("%s: %s", Path(self._file.name).name, name)
+        emit(Event.TENSOR, Path(self._file.name).name)
 
     def __enter__(self) -> TensorFile:
         return self

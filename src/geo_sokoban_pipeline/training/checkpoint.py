@@ -15,6 +15,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.formats import in_percent
 from geo_sokoban_pipeline.runs.fingerprint import layout_differences, layout_parameters
 from geo_sokoban_pipeline.runs.folders import START, best_iteration
@@ -39,7 +40,7 @@ class CheckpointWriter:
     def __call__(self, folder: Path) -> Filled:
         """Fill the folder; returns the manifest's entries."""
         files = {**self.backend.export(folder), **self.backend.save_state(folder)}
-        logger.debug("checkpoint: written, not sealed")
+        emit(Event.CHECKPOINT, self.entries.get("iteration"))
         return Filled(self.entries, files)
 
 

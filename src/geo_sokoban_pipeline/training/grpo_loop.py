@@ -27,6 +27,7 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, Rete
 from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, start_names, validate_policy
+from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
 from geo_sokoban_pipeline.grpo.scoring import newest_version
@@ -185,7 +186,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             with work.running():
                 collect_garbage(iteration)
                 # Collect and score: draw groups until enough of them carry a signal, then set their advantages.
-                logger.debug("iteration %d: collect", iteration)
+                emit(Event.COLLECT, iteration)
                 if ahead is None:
                     # A continued loop starts without caches, so an uninterrupted one drops them here too.
                     sync_weights(engine, backend, workers, iteration)
@@ -197,7 +198,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 watch.observe(iteration, collected)
 
                 # Update: old and reference log-probs, then one or several optimizer steps.
-                logger.debug("iteration %d: update", iteration)
+                emit(Event.UPDATE, iteration)
                 updating = time.perf_counter()
                 try:
                     with trainers_turn(engine, backend, options, turning):
@@ -229,7 +230,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
 
             # Validate.
             if is_validated:
-                logger.debug("iteration %d: validate", iteration)
+                emit(Event.VALIDATE, iteration)
                 with validating.running():
                     episodes, measured = _validate(inputs, iteration + 1, policy, engine, roll_out)
                 validations |= episodes

@@ -19,6 +19,7 @@ from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.config.policy import WarmStartOptions
 from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, validate_policy
+from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.grpo.schedules import learning_rate
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -82,7 +83,7 @@ def run_sft(
                 numbers = range(first + step * warm.episodes_per_step, first + (step + 1) * warm.episodes_per_step)
                 metrics = backend.step(Demonstrations(numbers, expert), SftObjective(), _rate(warm, step))
                 losses.append(metrics["loss"])
-            logger.debug("warm start: step %d", step + 1)
+            emit(Event.SFT_STEP, step + 1)
             row = validator.validate(backend, step + 1)
             if "validation_loss" in row:
                 row["loss"] = float(np.mean(losses))

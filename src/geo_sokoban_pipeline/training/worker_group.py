@@ -37,6 +37,7 @@ from geo_sokoban_pipeline.distributed.process import (
 )
 from geo_sokoban_pipeline.distributed.ray_cluster import connected, gpus_of_a_rank
 from geo_sokoban_pipeline.distributed.ray_process import PATIENCE, RayProcess, start_ray_processes
+from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty, save_policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -427,6 +428,7 @@ def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerG
     else:
         workers = WorkerGroup(policy, options)
     try:
+        emit(Event.RANKS, workers.process_ids)
         yield workers
     finally:
         workers.close()

@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.config.grpo import (
     UpdatePipelineOptions,
 )
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
@@ -92,7 +93,7 @@ def collect_trajectories(
             sampler = build_sampler(rows, settings, seed, cursor)
             collector = Collector(run, seed, settings, rows, policy, engine, rolling.function, rolling.take_metrics)
             for iteration in range(following, first + options.iterations):
-                logger.debug("iteration %d: collect", iteration)
+                emit(Event.COLLECT, iteration)
                 engine.update_weights(None, first)
                 if workers is not None and settings.ranks_roll_out:
                     workers.update_weights(first)
@@ -144,7 +145,7 @@ def update_on_stored(
                 backend.load_state(start.path)
             needs_reference = settings.grpo.kl_coefficient > 0
             reference = build_scorer(reference_policy(), settings, workers) if needs_reference else None
-            logger.debug("iteration %d: update", iteration)
+            emit(Event.UPDATE, iteration)
             metrics = update_policy(
                 trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
             )
