@@ -142,7 +142,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _forks_are_of_one_server() -> None:
-    """Commands and processes of tests are forks of one server, which has the imports of both."""
+    """Commands and the ranks that tests start are forks of one server, which has the imports of both."""
     from multiprocessing import forkserver
 
     from forked import fork_server

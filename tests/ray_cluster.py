@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from forked import start_fork
+from forked import fork_server
 from geo_sokoban_pipeline.processes import supervised
 from mounts import hide_here
 
@@ -155,7 +155,10 @@ class RayCluster:
             log, place = self.folder.with_name(f"{name}.log"), str(self.folder.with_name(f"{name}.socket"))
             self._started += 1
             hidden = self.hidden if self.is_hiding else None
-            forks = start_fork(fork_workers, place, hidden, daemon=True) if is_for_ranks else None
+            forks = None
+            if is_for_ranks:
+                forks = fork_server().Process(target=fork_workers, args=(place, hidden), daemon=True)
+                forks.start()
             node = self._launch(log, words, place if is_for_ranks else "")
             # Two nodes that start at the same time would take the same names.
             while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):

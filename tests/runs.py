@@ -1,4 +1,4 @@
-"""Tools for tests that start whole runs: the command as a user types it, and the comparison of two data roots."""
+"""Tools for tests of whole runs: the command as a user types it, here or in a process, and what two data roots hold."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from kedro.framework import project as kedro_project
+from kedro.framework.cli.utils import find_run_command
+from kedro.framework.session import KedroSession
 
 from forked import ForkedCommand
 from geo_sokoban_pipeline.runs.storage import file_digest, read_json
@@ -19,7 +25,59 @@ from geo_sokoban_pipeline.trajectories.index import FOLDER
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
 ROOT = Path(__file__).parents[1]
+TRAIN = "train_sokoban"
+PACKAGE = "geo_sokoban_pipeline"
 TRAJECTORY_KINDS = ("trajectories", "eval_trajectories", "held_out_trajectories")
+
+
+@dataclass(frozen=True)
+class Project:
+    """The project on a data root of its own; every command runs in this process."""
+
+    root: Path
+    conf_env: ClassVar[str] = "test"
+
+    def folder(self, layer: str, run: str = TRAIN, run_id: str = "default") -> Path:
+        return self.root / layer / run / run_id
+
+    def run(self, name: str = TRAIN, params: dict[str, Any] | None = None, **selection: Any) -> None:
+        """`kedro run --pipelines=name --env=<conf_env>`."""
+        with self._session(params or {}) as session:
+            session.run(pipeline_names=[name], **selection)
+
+    def load(self, name: str, params: dict[str, Any] | None = None) -> Any:
+        """`catalog.load(name)`."""
+        with self._session(params or {}) as session:
+            return session.load_context().catalog.load(name)
+
+    def command(self, *words: str) -> Result:
+        """`kedro run words`, with its exit code and what it says."""
+        with self._environment():
+            return CliRunner().invoke(find_run_command(PACKAGE), [f"--env={self.conf_env}", *words])
+
+    def succeed(self, *words: str) -> None:
+        """A command that must succeed."""
+        result = self.command(*words)
+        assert result.exit_code == 0, (result.exception, result.output[-4000:])
+
+    def stamps(self) -> dict[str, int]:
+        """Time of writing of every file below the run's models: what a command has made again is seen here."""
+        found = sorted(self.root.glob(f"06_models/{TRAIN}/**/*.*"))
+        return {str(path.relative_to(self.root)): path.stat().st_mtime_ns for path in found if path.suffix != ".lock"}
+
+    @contextmanager
+    def _session(self, params: dict[str, Any]) -> Iterator[KedroSession]:
+        with self._environment(), KedroSession.create(ROOT, env=self.conf_env, runtime_params=params) as session:
+            yield session
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GEO_SOKOBAN_DATA_ROOT", str(self.root))
+            patch.chdir(ROOT)
+            if kedro_project.PACKAGE_NAME != PACKAGE:  # each time takes a third of a second
+                kedro_project.configure_project(PACKAGE, preserve_logging=True)
+            yield
 
 
 class Command(Protocol):
@@ -36,8 +94,9 @@ def kedro_command(
 ) -> Command:
     """Start `kedro run --env=<conf_env> …` on a data root of its own; output is captured.
 
-    The command runs in a fork that has imported the heavy libraries already, unless it asks for an interpreter of its
-    own, or for a hash seed, which only a new interpreter takes.
+    For commands that are killed, or need a process of their own for another reason; others run by `Project`. It is a
+    fork that has imported the heavy libraries already, unless it asks for an interpreter of its own, or for a hash
+    seed, which only a new interpreter takes.
     """
     env = {
         **os.environ,

@@ -5,68 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from kedro.framework import project as kedro_project
-from kedro.framework.cli.utils import find_run_command
-from kedro.framework.session import KedroSession
 
-from runs import ROOT, finish, kedro_command
-
-TRAIN = "train_sokoban"
-PACKAGE = "geo_sokoban_pipeline"
-
-
-@dataclass(frozen=True)
-class Project:
-    """The project on a data root of its own; every command runs in this process."""
-
-    root: Path
-    conf_env: ClassVar[str] = "test"
-
-    def folder(self, layer: str, run: str = TRAIN, run_id: str = "default") -> Path:
-        return self.root / layer / run / run_id
-
-    def run(self, name: str = TRAIN, params: dict[str, Any] | None = None, **selection: Any) -> None:
-        """`kedro run --pipelines=name --env=<conf_env>`."""
-        with self._session(params or {}) as session:
-            session.run(pipeline_names=[name], **selection)
-
-    def load(self, name: str, params: dict[str, Any] | None = None) -> Any:
-        """`catalog.load(name)`."""
-        with self._session(params or {}) as session:
-            return session.load_context().catalog.load(name)
-
-    def command(self, *words: str) -> Result:
-        """`kedro run words`, with its exit code and what it says."""
-        with self._environment():
-            return CliRunner().invoke(find_run_command(PACKAGE), [f"--env={self.conf_env}", *words])
-
-    def stamps(self) -> dict[str, int]:
-        """Time of writing of every file below the run's models: what a command has made again is seen here."""
-        found = sorted(self.root.glob(f"06_models/{TRAIN}/**/*.*"))
-        return {str(path.relative_to(self.root)): path.stat().st_mtime_ns for path in found if path.suffix != ".lock"}
-
-    @contextmanager
-    def _session(self, params: dict[str, Any]) -> Iterator[KedroSession]:
-        with self._environment(), KedroSession.create(ROOT, env=self.conf_env, runtime_params=params) as session:
-            yield session
-
-    @contextmanager
-    def _environment(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("GEO_SOKOBAN_DATA_ROOT", str(self.root))
-            patch.chdir(ROOT)
-            if kedro_project.PACKAGE_NAME != PACKAGE:  # each time takes a third of a second
-                kedro_project.configure_project(PACKAGE, preserve_logging=True)
-            yield
+from runs import Project, finish, kedro_command
 
 
 @dataclass(frozen=True)
@@ -104,8 +51,9 @@ def stored_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFacto
         root = tmp_path_factory.mktemp(f"stored_{task}")
         if task == "sokoban":
             return finished_run.clone(root / "data")
-        finish(kedro_command(f"--pipelines=train_{task}", data_root=root))
-        return Project(root)
+        project = Project(root)
+        project.succeed(f"--pipelines=train_{task}")
+        return project
 
     return make
 

@@ -22,10 +22,9 @@ from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
-from pipelines.conftest import Project
 from pipelines.hub_folders import write_geometry, write_sokoban
 from policies.thin import END, VOCABULARY, thinking_template, write_thin_policy
-from runs import TRAJECTORY_KINDS
+from runs import TRAJECTORY_KINDS, Project
 
 pytestmark = pytest.mark.slow
 

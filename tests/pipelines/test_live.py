@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.runs.folders import committed_iteration
 from geo_sokoban_pipeline.runs.lock import RunLock
 from geo_sokoban_pipeline.runs.storage import read_json
 from kill_hook import kill_at
-from runs import assert_same_run, finish, kedro_command, read_run
+from runs import Project, assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 GOES_ON = "The training goes on: 1 of 3 iterations is stored."
@@ -51,14 +51,13 @@ def test_the_page_is_there_from_the_first_iteration(killed):
 
 def test_a_killed_run_with_pages_continues_bit_for_bit(killed, finished_run, tmp_path):
     root = copy_of(killed, tmp_path / "data")
-    finish(kedro_command(*WITH_PAGES, data_root=root))
+    Project(root).succeed(*WITH_PAGES)
     assert_same_run(read_run(finished_run.root), read_run(root))
     assert "goes on" not in headline(root / "08_reporting/train_sokoban/default/report.html")
 
 
 def test_pages_change_no_result(finished_run, tmp_path):
-    finish(kedro_command("--pipelines=train_sokoban", "--params=train_sokoban.loop.report_share=1",
-                         data_root=tmp_path))  # fmt: skip
+    Project(tmp_path).succeed("--pipelines=train_sokoban", "--params=train_sokoban.loop.report_share=1")
     assert_same_run(read_run(finished_run.root), read_run(tmp_path))
 
 

@@ -18,8 +18,7 @@ import pytest
 
 from chromium import Page, open_page
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
-from pipelines.conftest import Project
-from runs import ROOT, finish, kedro_command
+from runs import ROOT, Project
 
 NOTEBOOK = ROOT / "notebooks" / "06_ten_questions.ipynb"
 AFTER = {"notebook": ("> 40", "> 0"), "address": ("after=41", "after=1")}  # the runs here are short
@@ -83,7 +82,7 @@ def train_two(
     project, run = Project(root), f"train_{task}"
     for run_id, seed in (("default", 0), ("seed2", 2)):
         params = ",".join([f"run_id={run_id}", f"seed={seed}", *train])
-        finish(kedro_command(f"--pipelines={run}", f"--params={params}", data_root=root))
+        Project(root).succeed(f"--pipelines={run}", f"--params={params}")
     source = {"run": run, "run_id": "default"}
     change(project)
     scored = {"source": {**source, "checkpoint": "latest"}, "limit": 24}

@@ -8,7 +8,7 @@ from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.thinning import read_thinning
 from kill_hook import kill_at
-from runs import assert_same_run, finish, kedro_command, read_run
+from runs import Project, assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 WORDS = ",".join(
@@ -19,11 +19,9 @@ WORDS = ",".join(
 
 @pytest.fixture(scope="module")
 def thinned(tmp_path_factory):
-    from pipelines.conftest import Project  # the fixtures of this folder
-
-    root = tmp_path_factory.mktemp("thinned")
-    finish(kedro_command("--pipelines=train_sokoban", f"--params={WORDS}", data_root=root))
-    return Project(root)
+    project = Project(tmp_path_factory.mktemp("thinned"))
+    project.succeed("--pipelines=train_sokoban", f"--params={WORDS}")
+    return project
 
 
 def outputs_of(root):
@@ -59,7 +57,7 @@ def test_killed_while_it_thins_it_ends_with_the_same_files(thinned, tmp_path):
     ):
         words = ("--pipelines=train_sokoban", f"--params={WORDS}")
         finish(kedro_command(*words, data_root=tmp_path, **kill_at(point, arrival)), expected=-9)
-    finish(kedro_command("--pipelines=train_sokoban", f"--params={WORDS}", data_root=tmp_path))
+    Project(tmp_path).succeed("--pipelines=train_sokoban", f"--params={WORDS}")
     assert_same_run(read_run(thinned.root), read_run(tmp_path))
     assert [read_thinning(read_trajectories(path).schema) for path in parts(thinned.root)] == [
         read_thinning(read_trajectories(path).schema) for path in parts(tmp_path)

@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.training.backends.rank import ReferenceScorer
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker_group import load_driver_policy
-from runs import finish, kedro_command, read_run
+from runs import Project, read_run
 from task_options import TrainOptions
 from training.four_ranks import keep_gradients
 from training.setup import Setup, copied
@@ -159,14 +159,11 @@ def test_a_run_with_offload_is_the_run_without(tmp_path: Path) -> None:
     for offload in (False, True):
         root = tmp_path / str(offload)
         for iterations in (1, 2) if offload else (2,):
-            finish(
-                kedro_command(
-                    "--pipelines=train_sokoban",
-                    "--params=train_sokoban.processes=1,train_sokoban.warm_start.steps=4,"
-                    f"train_sokoban.grpo.kl_coefficient=0.01,train_sokoban.loop.iterations={iterations},"
-                    f"train_sokoban.optimizer.offload={str(offload).lower()}",
-                    data_root=root,
-                )
+            Project(root).succeed(
+                "--pipelines=train_sokoban",
+                "--params=train_sokoban.processes=1,train_sokoban.warm_start.steps=4,"
+                f"train_sokoban.grpo.kl_coefficient=0.01,train_sokoban.loop.iterations={iterations},"
+                f"train_sokoban.optimizer.offload={str(offload).lower()}",
             )
         found = read_run(root)
         episodes.append({name: rows for name, rows in found["episodes"].items() if name.startswith("trajectories/")})

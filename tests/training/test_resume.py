@@ -11,7 +11,7 @@ import pytest
 
 from geo_sokoban_pipeline.events import Event
 from kill_hook import kill_at
-from runs import assert_same_run, finish, kedro_command, read_run
+from runs import Project, assert_same_run, finish, kedro_command, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("resumed")]
 
@@ -50,7 +50,7 @@ def test_killed_at_named_points(uninterrupted: tuple[dict, float], tmp_path: Pat
         process = kedro_command(*COMMAND, data_root=tmp_path, **kill_at(point, arrival))
         output, _ = process.communicate(timeout=300)
         assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
-    finish(kedro_command(*COMMAND, data_root=tmp_path))
+    Project(tmp_path).succeed(*COMMAND)
     assert_same_run(uninterrupted[0], read_run(tmp_path))
 
 
@@ -68,5 +68,5 @@ def test_killed_at_a_seeded_time(uninterrupted: tuple[dict, float], tmp_path: Pa
         if process.returncode == -signal.SIGKILL:
             break  # else the machine was quicker this time, and the run was over
     assert process.returncode == -signal.SIGKILL
-    finish(kedro_command(*COMMAND, data_root=root))
+    Project(root).succeed(*COMMAND)
     assert_same_run(expected, read_run(root))

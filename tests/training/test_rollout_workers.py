@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from forked import start_fork
+from forked import fork_server
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
 from geo_sokoban_pipeline.distributed.process import LocalProcess, WorkerError
 from geo_sokoban_pipeline.distributed.ray_cluster import connected
@@ -471,7 +471,8 @@ def run_and_die(setup: Setup, options: TrainOptions, folder: Path, at: tuple[Eve
     small = replace(setup, policy=None, trained=None, episodes=[])  # what a run does not use does not travel
     own = psutil.Process()
     before = set(own.children(recursive=True))
-    run = start_fork(die, small, options, folder, at)
+    run = fork_server().Process(target=die, args=(small, options, folder, at))
+    run.start()
     seen: set[psutil.Process] = set()
     while run.exitcode is None:
         seen |= set(own.children(recursive=True)) - before

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
-from runs import TRAJECTORY_KINDS, finish, kedro_command
+from runs import TRAJECTORY_KINDS, Project
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     words = ["--pipelines=train_sokoban"]
     if SETTINGS[request.param]:
         words.append(f"--params={SETTINGS[request.param]}")
-    finish(kedro_command(*words, data_root=root))
+    Project(root).succeed(*words)
     return request.param, root
 
 
