@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.runs.storage import read_json
 from kill_hook import kill_at
-from runs import Project, assert_same_run, finish, kedro_command, read_run
+from runs import assert_same_run, finish, kedro_command, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
@@ -35,20 +36,21 @@ POINTS = (
 )
 
 
-def command(params: str, iterations: int) -> tuple[str, str]:
-    return "--pipelines=train_sokoban", f"--params={SMALL},{params},train_sokoban.loop.iterations={iterations}"
+def command(data_root: Path, params: str, iterations: int, **environment: str) -> Any:
+    words = ("--pipelines=train_sokoban", f"--params={SMALL},{params},train_sokoban.loop.iterations={iterations}")
+    return kedro_command(*words, data_root=data_root, **environment)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data root of a run of two iterations, with warm start and evaluation."""
     root = tmp_path_factory.mktemp("undisturbed")
-    Project(root).succeed(*command(MEGATRON, 2))
+    finish(command(root, MEGATRON, 2))
     return root
 
 
 def test_the_first_iteration_is_that_of_fsdp(undisturbed: Path, tmp_path: Path) -> None:
-    Project(tmp_path).succeed(*command("train_sokoban.processes=2", 1))
+    finish(command(tmp_path, "train_sokoban.processes=2", 1))
     expected, found = read_run(tmp_path)["episodes"], read_run(undisturbed)["episodes"]
     name = "trajectories/iter=00000/part-000.parquet"
     ids = [[row["token_ids"] for row in run[name]] for run in (expected, found)]
@@ -65,7 +67,7 @@ def test_an_update_on_a_stored_iteration(undisturbed: Path) -> None:
     row = read_run(undisturbed)["metrics"]["iter=00001.json"]
     for layout in (MEGATRON, "train_sokoban.processes=1"):
         words = ("--pipelines=update_sokoban", f"--params={SMALL},{layout}")
-        Project(undisturbed).succeed(*words)
+        finish(kedro_command(*words, data_root=undisturbed))
         replayed, made = read_run(undisturbed, "update_sokoban"), undisturbed / "06_models/update_sokoban/default"
         if layout == MEGATRON:
             expected = {name: value for name, value in read_run(undisturbed)["weights"].items() if place in name}
@@ -81,13 +83,13 @@ def test_an_update_on_a_stored_iteration(undisturbed: Path) -> None:
 
 def test_killed_at_named_points(undisturbed: Path, tmp_path: Path) -> None:
     for point, arrival, whom in POINTS:
-        process = kedro_command(*command(MEGATRON, 2), data_root=tmp_path, **kill_at(point, arrival, whom=whom))
+        process = command(tmp_path, MEGATRON, 2, **kill_at(point, arrival, whom=whom))
         output, _ = process.communicate(timeout=300)
         expected = -signal.SIGKILL if whom == "driver" else 1
         assert process.returncode == expected, f"{point} was not reached:\n{output[-3000:]}"
         if whom == "rank":
             assert "ended with exit code -9 (SIGKILL). The same command continues" in " ".join(output.split())
-    Project(tmp_path).succeed(*command(MEGATRON, 2))
+    finish(command(tmp_path, MEGATRON, 2))
     expected, found = read_run(undisturbed), read_run(tmp_path)
     assert any("optimizer-00002-of-00002" in name for name in expected["weights"]), "each rank wrote its part"
     assert_same_run(expected, found)
@@ -96,12 +98,12 @@ def test_killed_at_named_points(undisturbed: Path, tmp_path: Path) -> None:
 def test_a_run_changes_its_backend_and_back(tmp_path: Path) -> None:
     """One iteration each by one process, two of Megatron, and one process again: the run of one process."""
     alone, changing = tmp_path / "alone", tmp_path / "changing"
-    Project(alone).succeed(*command("train_sokoban.processes=1", 1))
+    finish(command(alone, "train_sokoban.processes=1", 1))
     shutil.copytree(alone, changing)
-    Project(alone).succeed(*command("train_sokoban.processes=1", 3))
-    output = finish(kedro_command(*command(MEGATRON, 2), data_root=changing))
+    finish(command(alone, "train_sokoban.processes=1", 3))
+    output = finish(command(changing, MEGATRON, 2))
     assert "continues with another layout" in " ".join(output.split())
-    Project(changing).succeed(*command("train_sokoban.processes=1", 3))
+    finish(command(changing, "train_sokoban.processes=1", 3))
 
     newest = "06_models/train_sokoban/default/checkpoints/iter=00002"
     one, other = (load_file(root / newest / "model.safetensors") for root in (alone, changing))

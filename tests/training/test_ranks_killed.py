@@ -9,7 +9,7 @@ import pytest
 
 from geo_sokoban_pipeline.events import Event
 from kill_hook import kill_at
-from runs import Project, assert_same_run, finish, kedro_command, read_run
+from runs import assert_same_run, beside, finish, kedro_command, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
@@ -37,17 +37,16 @@ POINTS = (
 
 def test_killed_at_named_points(tmp_path: Path) -> None:
     root = tmp_path / "disturbed"
-    Project(tmp_path / "undisturbed").succeed(*COMMAND)
-    for point, arrival, whom in POINTS:
-        process = kedro_command(*COMMAND, data_root=root, **kill_at(point, arrival, whom=whom))
-        output, _ = process.communicate(timeout=300)
-        if whom == "driver":
-            assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
-        else:
-            assert process.returncode == 1, f"{point} was not reached:\n{output[-3000:]}"
-            assert "ended with exit code -9 (SIGKILL). The same command continues" in " ".join(output.split())
-    # With ranks that start as those of a user do.
-    finish(kedro_command(*COMMAND, data_root=root, own_interpreter=True))
+    with beside(kedro_command(*COMMAND, data_root=tmp_path / "undisturbed")):
+        for point, arrival, whom in POINTS:
+            process = kedro_command(*COMMAND, data_root=root, **kill_at(point, arrival, whom=whom))
+            output, _ = process.communicate(timeout=300)
+            if whom == "driver":
+                assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
+            else:
+                assert process.returncode == 1, f"{point} was not reached:\n{output[-3000:]}"
+                assert "ended with exit code -9 (SIGKILL). The same command continues" in " ".join(output.split())
+        finish(kedro_command(*COMMAND, data_root=root))
     expected, found = read_run(tmp_path / "undisturbed"), read_run(root)
     assert any("optimizer-00002-of-00002" in name for name in expected["weights"]), "the state was sharded"
     assert_same_run(expected, found)

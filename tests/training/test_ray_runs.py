@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.runs.storage import read_json
 from kill_hook import kill_at
 from ray_cluster import RayCluster, is_server, submit, wait_until
-from runs import ROOT, Project, assert_same_run, beside, finish, kedro_command, read_run
+from runs import ROOT, assert_same_run, beside, finish, kedro_command, read_run
 from servers import ON_CPU, all_gone, need_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ranks")]
@@ -58,7 +58,7 @@ def checkpoints_of(data: Path) -> Path:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data root of the run on this machine, with sharded weights."""
     root = tmp_path_factory.mktemp("local")
-    Project(root).succeed(*params(SHARDED))
+    finish(kedro_command(*params(SHARDED), data_root=root))
     return root
 
 

@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from kill_hook import kill_at
-from runs import Project, assert_same_run, finish, kedro_command, read_run
+from runs import assert_same_run, finish, kedro_command, read_run
 from task_options import TrainOptions
 
 # Sums of a few hundred float32 terms in another order.
@@ -200,8 +200,7 @@ def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path
         f"--params=train_sokoban.processes=2,train_sokoban.sharding={sharding},train_sokoban.loop.iterations=2,train_sokoban.grpo.kl_coefficient=0.01,"
         "train_sokoban.grpo.old_log_probs=recompute,train_sokoban.warm_start.steps=6",
     )
-    one = Project(tmp_path / "one")
-    one.succeed(*command)
+    finish(kedro_command(*command, data_root=tmp_path / "one"))
     killed = kill_at(f"{Event.UPDATE}:*", 2)
     process = kedro_command(*command, data_root=tmp_path / "two", **killed)
     output, _ = process.communicate(timeout=300)
@@ -210,7 +209,7 @@ def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path
     assert_same_run(read_run(tmp_path / "one"), read_run(tmp_path / "two"))
     manifests = list((tmp_path / "one" / "06_models").rglob("checkpoints/iter=*/manifest.json"))
     assert [read_json(path)["layout"]["processes"] for path in manifests] == [2, 2]
-    one.succeed("--pipelines=update_sokoban", command[1])
+    finish(kedro_command("--pipelines=update_sokoban", command[1], data_root=tmp_path / "one"))
     live, replayed = (read_run(tmp_path / "one", run)["weights"] for run in ("train_sokoban", "update_sokoban"))
     assert set(replayed) < set(live)
     assert {name: live[name] for name in replayed} == replayed
