@@ -94,9 +94,9 @@ def kedro_command(
 ) -> Command:
     """Start `kedro run --env=<conf_env> …` on a data root of its own; output is captured.
 
-    For commands that are killed, or need a process of their own for another reason; others run by `Project`. It is a
-    fork that has imported the heavy libraries already, unless it asks for an interpreter of its own, or for a hash
-    seed, which only a new interpreter takes.
+    For commands that are killed, or have several processes: a process has one group of ranks, and tests may have it
+    open in theirs. Others run by `Project`. The command is a fork that has imported the heavy libraries already, unless
+    it asks for an interpreter of its own, or for a hash seed, which only a new interpreter takes.
     """
     env = {
         **os.environ,
