@@ -88,7 +88,6 @@ MODULES = {
     "megatron-core": "megatron",
     "mkdocs-material": "mkdocs",
     "pillow": "PIL",
-    "pytest-xdist": "xdist",
     "pyyaml": "yaml",
 }
 # Modules of environments of their own, whose packages are in `requirements`.
@@ -102,6 +101,7 @@ TOOLS = {
     "import-linter": ("Makefile", "lint-imports"),
     "mypy": ("Makefile", "-m mypy"),
     "pre-commit": (".pre-commit-config.yaml", "repos:"),
+    "pytest-xdist": ("Makefile", "--dist loadgroup"),
     "ruff": ("Makefile", "-m ruff"),
 }
 
