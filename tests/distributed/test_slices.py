@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors, split_rows, write_places, write_weights
+from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors, split_rows, write_places
+from geo_sokoban_pipeline.policies.weights import TensorSpec, write_checkpoint
 from geo_sokoban_pipeline.runs.storage import Files, file_digest
-from geo_sokoban_pipeline.runs.tensor_files import TensorSpec
 
 TENSORS = {
     "matrix": torch.arange(42.0).view(7, 6),
@@ -70,7 +70,7 @@ def test_files_of_weights_do_not_depend_on_the_number_of_ranks(tmp_path: Path, l
             def collect(name: str, owner: int, rank: int = rank) -> torch.Tensor | None:
                 return TENSORS[name] if owner == rank else None
 
-            written.append(write_weights(folder, specs, collect, Group(rank, size, None), largest))
+            written.append(write_checkpoint(folder, specs, collect, rank, size, largest))
         assert len({name for part in written for name in part}) == sum(map(len, written))
         found.append({path.name: path.read_bytes() for path in folder.iterdir()})
         stored = StoredTensors(folder, "model")

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.policies.experts import check_orientation, mix_experts
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy, store_in_compute_type
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from policies.mixtures import EXPERTS, HIDDEN, INNER, build_config
@@ -56,8 +55,8 @@ def test_weights_on_their_way_to_servers_have_it_too(mixture, published, tmp_pat
     backend = TorchBackend(mixture, OptimizerOptions())
     weights = dict(backend.iter_weights())
     assert_same(weights, published)
-    save_policy(mixture, tmp_path, weights)  # as a server takes them from a folder
-    assert_same(load_file(tmp_path / "model.safetensors"), published)
+    backend.weight_source().write(tmp_path / "new", 1 << 30)  # as a server takes them from a folder
+    assert_same(load_file(tmp_path / "new" / "model-00000.safetensors"), published)
 
 
 def test_a_checkpoint_is_loaded_back(mixture, tmp_path):
@@ -73,7 +72,7 @@ def test_a_checkpoint_is_loaded_back(mixture, tmp_path):
     resumed.load_state(tmp_path)
     assert_same(dict(resumed.policy.model.named_parameters()), dict(trained.model.named_parameters()))
     engine = TransformersEngine(Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor))
-    engine.update_weights(WeightSource(backend.iter_weights, lambda: 0), 1)
+    engine.update_weights(backend.weight_source(), 1)
     assert_same(dict(engine.policy.model.named_parameters()), dict(trained.model.named_parameters()))
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from geo_sokoban_pipeline.policies.experts import published_specs
 from geo_sokoban_pipeline.policies.policy import Policy, empty_model, save_encoding
 from geo_sokoban_pipeline.policies.tiny import build_config
-from geo_sokoban_pipeline.runs.tensor_files import WEIGHT_METADATA, write_tensors
+from geo_sokoban_pipeline.policies.weights import WEIGHT_METADATA, published_specs, write_tensors
 from task_options import TinyPolicyOptions
 
 

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
-from geo_sokoban_pipeline.rollout.engines.base import Request, Result, WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.studies.plan import merge
 from geo_sokoban_pipeline.training import rollout_workers
@@ -226,10 +227,12 @@ def test_an_error_on_either_side_ends_both(
 def test_weights_of_a_folder_are_those_of_its_policy(setup: Setup) -> None:
     source = WeightSource.of_folder(setup.folder.path)
     policy = load_as(setup.options.policy, setup.folder.path)
-    for dtype in (None, "bfloat16"):
-        read, wanted = dict(source.read(dtype)), dict(WeightSource.of_model(policy.model).read(dtype))
+    wanted = dict(WeightSource.of_model(policy.model).read())
+    for dtype in ("float32", "bfloat16"):
+        read = dict(source.cast(dict.fromkeys(wanted, dtype)).read())
         assert read.keys() == wanted.keys()
-        assert all(weight.equal(wanted[name]) for name, weight in read.items())
+        assert all(weight.equal(wanted[name].to(weight.dtype)) for name, weight in read.items())
+        assert {str(weight.dtype) for weight in read.values()} == {f"torch.{dtype}"}
     assert source.state() == source.state()
 
 

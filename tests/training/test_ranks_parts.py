@@ -14,12 +14,11 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.policies.experts import published_weights
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, save_policy, use_types
+from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
-from geo_sokoban_pipeline.training import backend as backends
 from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample
 from policies.mixtures import build_mixture
@@ -53,7 +52,7 @@ def test_ranks_that_read_their_parts_compute_what_ranks_with_whole_weights_do(
             found.append((scores, metrics, weights))
             assert policy.is_empty == (len(found) == 2), "nobody asked for whole weights"
             backend.renew()
-            for name, weight in published_weights(policy.model):
+            for name, weight in WeightSource.of_model(policy.model).read():
                 assert torch.equal(weight, weights[name]), name
     (scores, metrics, weights), (scores_2, metrics_2, weights_2) = found
     np.testing.assert_array_equal(np.concatenate(scores), np.concatenate(scores_2))
@@ -74,39 +73,41 @@ def test_an_empty_policy_knows_what_its_folder_says(setup: Setup, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
-def test_weights_are_collected_in_parts_and_in_the_servers_type(
+def test_ranks_collect_a_bucket_by_one_call_in_the_type_that_is_sent(
     four_ranks: FourRanks, setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     policy = copied(setup.trained) if kind == "dense" else build_mixture(setup.policy)
     save_policy(policy, tmp_path)
-    limit = 20_000
-    monkeypatch.setattr(backends, "PART_BYTES", limit)
+    whole = {name: weight.bfloat16() for name, weight in WeightSource.of_model(policy.model).read()}
     empty = load_empty(setup.options.policy, tmp_path)
     with four_ranks.group(empty, "two shards") as workers:
-        backend: Any = build_backend(empty, OPTIONS, 0.9, workers)
-        jobs = []
+        collected: list[list[str]] = []
         call_all = workers.call_all
 
         def noted(method: str, *arguments: Any) -> Any:
-            jobs.extend(arguments[:1] if method == "collect" else ())
+            if method == "collect":
+                collected.append(list(arguments[0]))
             return call_all(method, *arguments)
 
+        source = build_backend(empty, OPTIONS, 0.9, workers).weight_source()
+        source = source.cast(dict.fromkeys(source.specs, "bfloat16"))
         monkeypatch.setattr(workers, "call_all", noted)
-        source = backend.weight_source()
-        for _ in range(2):  # it can be read again
-            jobs.clear()
+        counts = []
+        for limit in (20_000, 60_000):  # it can be read again
+            collected.clear()
             state = source.state()
-            read = source.read("bfloat16")
-            name, first = next(read)
-            assert len(jobs) == 1, "what is not needed yet has not been sent"
-            sent = {name: first, **dict(read)}
+            source.write(tmp_path / str(limit), limit)
             assert source.state() == state
-            whole = dict(published_weights(policy.model))
-            assert list(sent) == list(whole)
-            for name, weight in sent.items():
-                assert torch.equal(weight, whole[name].detach().bfloat16()), name
-            sizes = [[sent[name].nbytes for name in names] for names in jobs]
-            assert len(sizes) > 5 and all(len(part) == 1 or sum(part) <= limit for part in sizes)
+            sent = {}
+            for names, path in zip(collected, sorted((tmp_path / str(limit)).iterdir()), strict=True):
+                bucket = load_file(path)
+                assert sorted(bucket) == sorted(names)
+                assert len(bucket) == 1 or sum(weight.nbytes for weight in bucket.values()) <= limit
+                sent |= bucket
+            assert sent.keys() == whole.keys()
+            assert all(torch.equal(weight, whole[name]) for name, weight in sent.items())
+            counts.append(len(collected))
+        assert 1 < counts[1] < counts[0]
         assert holds_nothing(empty)
 
 
@@ -164,7 +165,7 @@ def test_an_engine_of_sharded_ranks_samples_with_the_weights_in_the_compute_type
         workers.update_weights(2)
         trained = dict(backend.iter_weights())
         types = use_types(whole)
-        for name, weight in published_weights(empty.model):
+        for name, weight in WeightSource.of_model(empty.model).read():
             assert torch.equal(weight, trained[name].to(types[name])), name
         for engine in engines.values():
             engine.close()

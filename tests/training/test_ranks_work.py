@@ -116,7 +116,7 @@ def test_a_backend_that_slept_goes_on_as_if_it_had_not(
             for _ in range(3):
                 if sleeps:
                     backend.offload()
-                weights = {name: weight.clone() for name, weight in backend.weight_source().read(None)}
+                weights = {name: weight.clone() for name, weight in backend.iter_weights()}
                 if sleeps:
                     backend.onload()
                 rows.append(backend.step(batches["boards"], OBJECTIVE, 1e-3))

@@ -28,7 +28,7 @@ from geo_sokoban_pipeline.distributed.process import LocalProcess, WorkerError
 from geo_sokoban_pipeline.distributed.ray_cluster import connected
 from geo_sokoban_pipeline.events import EVENT, Event
 from geo_sokoban_pipeline.policies.policy import save_policy
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.runs.storage import Rewind

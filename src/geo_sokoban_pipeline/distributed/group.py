@@ -10,7 +10,7 @@ import mmap
 import os
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -191,13 +191,44 @@ class Group:
             if whole is not tensor:
                 tensor.copy_(whole)
 
-    def send(self, tensor: Tensor, to: int) -> None:
-        """Send a contiguous tensor to a rank, which receives it."""
-        dist.send(tensor, to)
+    @torch.no_grad()
+    def collect(
+        self,
+        own: Tensor,
+        shape: Sequence[int],
+        ranks: Sequence[int],
+        part_of: Callable[[Tensor, int], Tensor],
+        owner: int,
+    ) -> Tensor | None:
+        """A whole tensor on one of the ranks that hold its parts; None on all others, which call this too.
 
-    def recv(self, tensor: Tensor, source: int) -> None:
-        """Overwrite a contiguous tensor with the one that a rank sends."""
-        dist.recv(tensor, source)
+        Args:
+            own: this rank's part, contiguous. It is sent by gloo from the memory of the CPU, by nccl from a GPU.
+            shape: of the whole tensor.
+            ranks: those that hold the parts.
+            part_of: where the part of a rank lies in the whole tensor.
+            owner: the rank that gets it.
+        """
+        if self.rank not in ranks:
+            return None
+        if self.rank != owner:
+            if own.numel():
+                dist.send(own, owner)
+            return None
+        if len(ranks) == 1:
+            return own
+        whole = own.new_empty(shape)
+        for rank in ranks:
+            part = part_of(whole, rank)
+            if rank == owner:
+                part.copy_(own)
+            elif part.is_contiguous() and part.numel():
+                dist.recv(part, rank)
+            elif part.numel():
+                received = part.new_empty(part.shape)
+                dist.recv(received, rank)
+                part.copy_(received)
+        return whole
 
     def close(self) -> None:
         """Leave the group."""

@@ -7,9 +7,8 @@ a time. Other tensors, such as moments, are written as slices, one file a rank, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.policies.experts import published_spec, transpose_experts
+from geo_sokoban_pipeline.policies.experts import transpose_experts
+from geo_sokoban_pipeline.policies.weights import TensorSpec, published_spec, write_tensors
 from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.runs.storage import Files, find_json, write_json
-from geo_sokoban_pipeline.runs.tensor_files import (
-    SHARD_BYTES,
-    WEIGHT_METADATA,
-    TensorFile,
-    TensorSpec,
-    order_tensors,
-    plan_weight_files,
-    write_tensors,
-    write_weight_index,
-)
 
 
 @dataclass(frozen=True)
@@ -87,107 +77,6 @@ def copies_of(tensor: Tensor) -> list[list[int]]:
     mesh = tensor.device_mesh
     copies: list[list[int]] = mesh.mesh.reshape(-1, mesh.size(-1)).tolist()
     return copies
-
-
-@torch.no_grad()
-def collect_weight(
-    name: str,
-    parameter: Tensor,
-    owner: int,
-    group: Group,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-) -> Tensor | None:
-    """A whole weight in the published layout, on one rank; None on the others, which all call this too.
-
-    Args:
-        owner: the rank that gets it.
-        dtype: in which it is sent; None: its own.
-        device: on which it is sent: by gloo between CPUs, by nccl between GPUs.
-    """
-    note_progress()
-    own = transpose_experts(name, own_part(parameter)).to(device, dtype).contiguous()
-    copy = next((ranks for ranks in copies_of(parameter) if owner in ranks), [owner])
-    if group.rank not in copy:
-        return None
-    if len(copy) == 1:
-        return own
-    if group.rank != owner:
-        if len(own):
-            group.send(own, owner)
-        return None
-    whole = torch.empty(published_spec(name, parameter).shape, dtype=own.dtype, device=own.device)
-    for rank, rows in zip(copy, split_rows(len(whole), len(copy)), strict=True):
-        part = whole[rows.start : rows.stop]
-        if rank == owner:
-            part.copy_(own)
-        elif rows:
-            group.recv(part, rank)
-    return whole
-
-
-def write_weights(
-    folder: Path,
-    specs: Mapping[str, TensorSpec],
-    collect: Callable[[str, int], Tensor | None],
-    group: Group,
-    largest: int = SHARD_BYTES,
-) -> Files:
-    """Write sharded weights as a Hugging Face checkpoint; every rank calls this, and writes each `group.size`-th file.
-
-    The files do not depend on the number of ranks.
-
-    Args:
-        specs: of the published weights, in the order of the model.
-        collect: a whole weight, by its name, on the given rank; None on the others, which all call this too.
-        largest: bytes of a file, unless one tensor is larger.
-
-    Returns:
-        Sizes and digests of the files that this rank has written.
-    """
-    files = plan_weight_files(specs, largest)
-    if group.rank == 0:
-        write_weight_index(folder, files, specs)
-    written: Files = {}
-    names = list(files)
-    for first in range(0, len(names), group.size):
-        # As many files as there are ranks are written side by side.
-        written |= _write_side_by_side(folder, names[first : first + group.size], files, specs, collect, group)
-    return written
-
-
-def _write_side_by_side(
-    folder: Path,
-    chosen: Sequence[str],
-    files: Mapping[str, Sequence[str]],
-    specs: Mapping[str, TensorSpec],
-    collect: Callable[[str, int], Tensor | None],
-    group: Group,
-) -> Files:
-    """Write files of weights, the first one on rank 0, and so on."""
-    orders = [order_tensors({name: specs[name] for name in files[file]}) for file in chosen]
-
-    def collect_each(names: Sequence[str | None]) -> Tensor | None:
-        """The next tensor of this rank's file; None: it is complete, or there is none."""
-        ready = None
-        for owner, name in enumerate(names):
-            whole = None if name is None else collect(name, owner)
-            ready = ready if whole is None else whole
-        return ready
-
-    steps = list(zip_longest(*orders))
-    if group.rank >= len(chosen):
-        for names in steps:
-            collect_each(names)
-        return {}
-    path = folder / chosen[group.rank]
-    with TensorFile(path, {name: specs[name] for name in files[path.name]}, WEIGHT_METADATA) as file:
-        for names in steps:
-            # All ranks have sent what the others need before anyone turns to the disk.
-            tensor = collect_each(names)
-            if tensor is not None:
-                file.write(names[group.rank], tensor)
-    return {path.name: file.record}
 
 
 @torch.no_grad()

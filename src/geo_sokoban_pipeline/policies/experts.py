@@ -8,10 +8,7 @@ published layout. So all weights that leave a process go through this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-
-from geo_sokoban_pipeline.runs.tensor_files import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,26 +44,6 @@ def mix_experts(block: Any, hidden: Tensor) -> Tensor:
         mixed = functional_call(block.experts, rounded, (rows.to(kind), chosen, shares))
     output: Tensor = mixed.view_as(hidden)
     return output
-
-
-def published_weights(model: Any) -> Iterator[tuple[str, Any]]:
-    """Every parameter by its Hugging Face name, one at a time; those of experts are transposed copies."""
-    for name, parameter in model.named_parameters():
-        yield name, transpose_experts(name, parameter)
-
-
-def published_specs(model: Any) -> dict[str, TensorSpec]:
-    """Types and shapes of `published_weights`, in the same order."""
-    return {name: published_spec(name, parameter) for name, parameter in model.named_parameters()}
-
-
-def published_spec(name: str, parameter: Any) -> TensorSpec:
-    """Type and published shape of a parameter, which may be sharded."""
-    spec = TensorSpec.of(parameter)
-    if not name.endswith(EXPERT_WEIGHTS):
-        return spec
-    experts, output, given = spec.shape
-    return TensorSpec(spec.dtype, (experts, given, output))
 
 
 def transpose_experts(name: str, tensor: Any) -> Any:

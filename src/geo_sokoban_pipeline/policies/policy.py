@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,20 +23,11 @@ from geo_sokoban_pipeline.policies.chat import ChatCodec
 from geo_sokoban_pipeline.policies.experts import (
     EXPERT_WEIGHTS,
     check_orientation,
-    published_specs,
-    transpose_experts,
 )
 from geo_sokoban_pipeline.policies.patches import PatchReader, load_image_processor
+from geo_sokoban_pipeline.policies.weights import SHARD_BYTES, WeightSource, write_checkpoint
 from geo_sokoban_pipeline.runs.policy_folder import check_policy_files
 from geo_sokoban_pipeline.runs.storage import Files
-from geo_sokoban_pipeline.runs.tensor_files import (
-    SHARD_BYTES,
-    WEIGHT_METADATA,
-    TensorSpec,
-    plan_weight_files,
-    write_tensors,
-    write_weight_index,
-)
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories.types import TableContext
 
@@ -150,32 +141,22 @@ class Policy:
         )
 
 
-def save_policy(
-    policy: Policy, folder: Path, state_dict: Mapping[str, Any] | None = None, largest: int = SHARD_BYTES
-) -> Files:
+def save_policy(policy: Policy, folder: Path, largest: int = SHARD_BYTES) -> Files:
     """Write model (safetensors), tokenizer, template and processor files into a folder.
 
     Args:
-        state_dict: weights to write instead of the model's own, in the published layout.
         largest: bytes of a file of weights.
 
     Returns:
         Sizes and digests of the files of weights.
     """
     save_encoding(policy, folder)
-    own, specs = dict(policy.model.named_parameters()), published_specs(policy.model)
-    if state_dict is not None:  # tied weights are in it under both names
-        specs = {name: TensorSpec.of(state_dict[name]) for name in own}
+    source = WeightSource.of_model(policy.model)
 
-    def read(name: str) -> Any:
-        return transpose_experts(name, own[name]) if state_dict is None else state_dict[name]
+    def collect(name: str, owner: int) -> Any:
+        return source.collect({name: source.specs[name]})[0][1]
 
-    files = plan_weight_files(specs, largest)
-    write_weight_index(folder, files, specs)
-    written: Files = {}
-    for file, names in files.items():
-        written |= write_tensors(folder / file, {name: specs[name] for name in names}, read, WEIGHT_METADATA)
-    return written
+    return write_checkpoint(folder, source.specs, collect, largest=largest)
 
 
 def save_encoding(policy: Policy, folder: Path) -> None:

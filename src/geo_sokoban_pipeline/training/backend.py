@@ -6,7 +6,7 @@ its copy of the weights alike. Losses are divided by the counts of the whole ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.process import WorkerError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, load_empty
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
+from geo_sokoban_pipeline.policies.weights import Bucket, TensorSpec, WeightSource, published_specs
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.base import Batch, TrainBackend
@@ -30,7 +30,6 @@ from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 from geo_sokoban_pipeline.training.sharding import StepCost, shard_range, shard_samples
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
-PART_BYTES = 16 << 20  # of weights that are collected by one call; held beside a bucket for servers
 _OF_THE_STEP = ("grad_norm", "skipped")  # equal on all ranks; other metrics add up
 
 
@@ -87,6 +86,7 @@ class RankedBackend:
     def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
         self._workers = workers
         self._cost = StepCost.of(policy.model.config)
+        self._specs = published_specs(policy.model)  # in the types in which it is trained, before `renew`
         self._is_stale = policy.is_empty
         self._changes = 0
         shape = workers.options
@@ -143,20 +143,15 @@ class RankedBackend:
             self._workers.call_all("renew")
         self._is_stale = False
 
-    def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """See `TrainBackend`; weights that this process lacks are sent in parts of `PART_BYTES` when they are read."""
-        if self._workers.drives_a_rank and not self._is_sharded:
-            yield from self.own.iter_weights(dtype)
-            return
-        for names in self._workers.call_each("plan_parts", [(dtype, PART_BYTES)])[0]:
-            part: list[tuple[str, Any]] = self._workers.call_all("collect", names, dtype)[0]
-            part.reverse()
-            while part:
-                yield part.pop()  # no name for it: the receiver alone holds it
+    def iter_weights(self) -> Iterator[tuple[str, Any]]:
+        """See `TrainBackend`."""
+        yield from self.weight_source().read()
 
     def weight_source(self) -> WeightSource:
-        """See `TrainBackend`."""
-        return WeightSource(self.iter_weights, lambda: self._changes)
+        """See `TrainBackend`; weights that this process lacks are sent when they are read."""
+        if self._workers.drives_a_rank and not self._is_sharded:
+            return self.own.weight_source()
+        return WeightSource(self._specs, self._collect, lambda: self._changes)
 
     def offload(self) -> None:
         """See `TrainBackend`."""
@@ -190,6 +185,10 @@ class RankedBackend:
         self._workers.before_rollout = None
         if self._workers.drives_a_rank:
             self.own.close()
+
+    def _collect(self, specs: Mapping[str, TensorSpec]) -> Bucket:
+        bucket: Bucket = self._workers.call_all("collect", specs)[0]
+        return bucket
 
     def _note_change(self) -> None:
         self._is_stale = True

@@ -25,7 +25,8 @@ from geo_sokoban_pipeline.evaluation.rollouts import response_metrics
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import EngineControl, FinishReason, Result, WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource
+from geo_sokoban_pipeline.rollout.engines.base import EngineControl, FinishReason, Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed

@@ -37,7 +37,8 @@ from geo_sokoban_pipeline.distributed.process import (
     WorkerHangs,
 )
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, use_types
-from geo_sokoban_pipeline.rollout.engines.base import EngineControl, WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource
+from geo_sokoban_pipeline.rollout.engines.base import EngineControl
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Enough, Progress, RolloutFn, check_failures, load_rollout_fn, rollout
@@ -532,12 +533,10 @@ class RolloutWorkers:
 
     def _write(self, source: WeightSource) -> Path:
         """Write weights into a folder, each in the type in which an engine uses it."""
-        from geo_sokoban_pipeline.rollout.engines.sglang.weights import write_folder
-
         self._sets += 1
-        folder, types = self._scratch.path / str(self._sets), use_types(self._policy)
-        tensors = ((name, tensor.to(types[name])) for name, tensor in source.read(None))
-        write_folder(folder, tensors, _FILE_BYTES, "model-")
+        folder = self._scratch.path / str(self._sets)
+        types = {name: str(dtype).removeprefix("torch.") for name, dtype in use_types(self._policy).items()}
+        source.cast(types).write(folder, _FILE_BYTES)
         return folder
 
     def _forget(self, folder: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ from geo_sokoban_pipeline.policies.policy import (
     empty_model,
     freeze_parameters,
 )
+from geo_sokoban_pipeline.policies.weights import Bucket, TensorSpec
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -178,14 +179,10 @@ class Worker:
         """Give the worker's engine whole weights of the newest version."""
         self.backend.renew()
 
-    def plan_parts(self, dtype: str | None, largest: int) -> list[list[str]]:
-        """Names of weights that are collected together."""
-        return list(self.backend.plan_parts(dtype, largest))
-
-    def collect(self, names: Sequence[str], dtype: str | None) -> list[tuple[str, Any]]:
-        """Send rank 0 this rank's rows of weights; it returns the whole ones, by name."""
-        weights: list[tuple[str, Any]] = self.backend.collect(names, dtype)
-        return weights
+    def collect(self, specs: Mapping[str, TensorSpec]) -> Bucket:
+        """Send rank 0 this rank's rows of weights; it returns the whole ones."""
+        bucket: Bucket = self.backend.collect(specs)
+        return bucket
 
     def export(self, folder: Path) -> Files:
         """Write this rank's part of the policy."""

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
+from given_weights import source_of
 from rollout.engines.talks import Plan, Talk, play_alone, say
 
 # float32 sums in another order; measured differences are below 1e-5.
@@ -152,7 +153,7 @@ def test_new_weights_forget_everything_old(tiny_policy, given_tensors):
     talk.hear(first)
     changed = {name: tensor.detach() * 1.3 for name, tensor in policy.model.named_parameters()}
     if given_tensors:
-        engine.update_weights(WeightSource(lambda _: iter(changed.items()), lambda: 0), version=7)
+        engine.update_weights(source_of(changed), version=7)
     else:
         with torch.no_grad():
             for name, tensor in policy.model.named_parameters():
@@ -188,8 +189,7 @@ def test_a_response_that_was_cut_goes_on_as_if_it_had_not_been(tiny_policy, seed
 
 def test_unknown_weights_are_refused(tiny_policy):
     with pytest.raises(KeyError, match="nonsense"):
-        nonsense = WeightSource(lambda _: iter([("nonsense", torch.zeros(1))]), lambda: 0)
-        TransformersEngine(tiny_policy).update_weights(nonsense, 1)
+        TransformersEngine(tiny_policy).update_weights(source_of({"nonsense": torch.zeros(1)}), 1)
 
 
 def test_a_model_without_weights_gives_none(tiny_policy):

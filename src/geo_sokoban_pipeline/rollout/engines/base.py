@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.policies.experts import published_weights
 from geo_sokoban_pipeline.policies.patches import EncodedImage
-from geo_sokoban_pipeline.runs.tensor_files import read_tensors
+from geo_sokoban_pipeline.policies.weights import WeightSource
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -84,56 +82,6 @@ def join_results(first: Result, second: Result) -> Result:
         weight_version=first.weight_version,
         weight_spans=(*own, *((version, start + count, end + count) for version, start, end in other)),
     )
-
-
-@dataclass(frozen=True)
-class WeightSource:
-    """Weights that can be read again, as for a server that was restarted.
-
-    Attributes:
-        read: yields (Hugging Face name, tensor) in the layout of published checkpoints, one tensor at a time. Its
-            argument names a torch dtype; None: that of the weights.
-        state: of the weights; another value after every change.
-        folder: of the policy that they are read from; None: they are in memory.
-    """
-
-    read: Callable[[str | None], Iterator[tuple[str, Any]]]
-    state: Callable[[], Hashable]
-    folder: Path | None = None
-
-    @classmethod
-    def of_model(cls, model: Any) -> WeightSource:
-        """The weights that a model has.
-
-        Raises:
-            ValueError: it has none, see `load_empty`.
-        """
-        if model.device.type == "meta":
-            raise ValueError("this process holds a part of the policy, so an engine needs the weights of the backend.")
-
-        def state() -> Hashable:  # counts the changes in place
-            return tuple(parameter._version for parameter in model.parameters())
-
-        def read(dtype: str | None) -> Iterator[tuple[str, Any]]:
-            return ((name, cast_weight(tensor, dtype)) for name, tensor in published_weights(model))
-
-        return cls(read, state)
-
-    @classmethod
-    def of_folder(cls, folder: Path) -> WeightSource:
-        """The weights of a policy folder, which never change."""
-
-        def read(dtype: str | None) -> Iterator[tuple[str, Any]]:
-            return ((name, cast_weight(tensor, dtype)) for name, tensor in read_tensors(folder, "model"))
-
-        return cls(read, lambda: str(folder), folder)
-
-
-def cast_weight(tensor: Any, dtype: str | None) -> Any:
-    """A weight in a torch dtype by its name; None: in its own."""
-    import torch
-
-    return tensor.detach() if dtype is None else tensor.detach().to(getattr(torch, dtype))
 
 
 class EngineControl(Protocol):

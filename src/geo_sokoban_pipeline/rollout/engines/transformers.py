@@ -23,8 +23,9 @@ from geo_sokoban_pipeline.policies.experts import transpose_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, extend_positions
+from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.progress import note_progress
-from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result, WeightSource, empty_result
+from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result, empty_result
 from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 
 _GROWTH = 1.5
@@ -430,7 +431,7 @@ class TransformersEngine:
         if weights is not None:
             own = dict(self.policy.model.named_parameters())
             with torch.no_grad():
-                for name, tensor in weights.read(None):
+                for name, tensor in weights.read():
                     own[name].copy_(transpose_experts(name, tensor))
         self.version = version
         self._reset()

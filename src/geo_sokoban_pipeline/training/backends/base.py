@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from geo_sokoban_pipeline.grpo.loss import Objective
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
@@ -37,12 +37,8 @@ class TrainBackend(Protocol):
             DivergedError: `max_skipped` steps in a row had no finite gradient norm.
         """
 
-    def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """Weights by Hugging Face name, in the layout of published checkpoints, one tensor at a time.
-
-        Args:
-            dtype: torch dtype by its name; None: that in which they are trained.
-        """
+    def iter_weights(self) -> Iterator[tuple[str, Any]]:
+        """Weights by Hugging Face name, in the layout of published checkpoints, one tensor at a time."""
 
     def weight_source(self) -> WeightSource:
         """The weights for engines in other processes, which can be read again."""

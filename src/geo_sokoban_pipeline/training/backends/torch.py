@@ -40,13 +40,13 @@ from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import (
     Slice,
     StoredTensors,
-    collect_weight,
+    copies_of,
     own_part,
     own_rows,
     read_weights,
+    split_rows,
     with_part,
     write_slices,
-    write_weights,
 )
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
 from geo_sokoban_pipeline.grpo.loss import (
@@ -58,14 +58,21 @@ from geo_sokoban_pipeline.grpo.loss import (
     token_log_probs_and_entropy,
 )
 from geo_sokoban_pipeline.grpo.loss import entropy as token_entropy
-from geo_sokoban_pipeline.policies.experts import published_spec
+from geo_sokoban_pipeline.policies.experts import transpose_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy, allocate_weights, save_encoding, save_policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, cut_images
+from geo_sokoban_pipeline.policies.weights import (
+    SHARD_BYTES,
+    Bucket,
+    TensorSpec,
+    WeightSource,
+    published_spec,
+    write_checkpoint,
+    write_tensors,
+)
 from geo_sokoban_pipeline.progress import note_progress
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.runs.storage import Files, read_json, write_json
-from geo_sokoban_pipeline.runs.tensor_files import SHARD_BYTES, TensorSpec, write_tensors
 from geo_sokoban_pipeline.training.backends.base import Batch, DivergedError
 from geo_sokoban_pipeline.training.backends.optim import Optimizers
 from geo_sokoban_pipeline.training.batch import TrainSample
@@ -97,45 +104,27 @@ class RankState:
     _skipped: int
     _changes: int
 
-    def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+    def iter_weights(self) -> Iterator[tuple[str, Any]]:
         """See `TrainBackend`; where several ranks share the weights, see `collect`."""
-        if not self._is_sharded:
-            yield from WeightSource.of_model(self.policy.model).read(dtype)
-            return
-        for name in self._specs():
-            yield from self.collect([name], dtype)
+        yield from self.weight_source().read()
 
     def weight_source(self) -> WeightSource:
         """See `TrainBackend`."""
         if not self._is_sharded:
             return WeightSource.of_model(self.policy.model)
-        return WeightSource(self.iter_weights, lambda: self._changes)
+        return WeightSource(self._specs(), self.collect, lambda: self._changes)
 
-    def plan_parts(self, dtype: str | None, largest: int) -> Iterator[list[str]]:
-        """Names of weights that are collected together: of at most so many bytes, or one."""
-        names: list[str] = []
-        held = 0
-        for name, spec in self._specs().items():
-            size = replace(spec, dtype=dtype or spec.dtype).bytes
-            if names and held + size > largest:
-                yield names
-                names, held = [], 0
-            names.append(name)
-            held += size
-        yield names
-
-    def collect(self, names: Sequence[str], dtype: str | None) -> list[tuple[str, Tensor]]:
-        """Whole weights by name, in the published layout and a torch dtype, on rank 0; every rank calls this.
+    def collect(self, specs: Mapping[str, TensorSpec]) -> Bucket:
+        """Whole weights in the published layout and the types of their specs, on rank 0; every rank calls this.
 
         Other ranks send their rows, one tensor at a time, and get nothing. A tensor stays on the device of the weights.
         """
-        assert self._group is not None
-        kind, collected = None if dtype is None else getattr(torch, dtype), []
-        for name in names:
-            whole = self._collect_one(name, 0, kind, on_device=True)
-            if whole is not None and self._group.rank == 0:
-                collected.append((name, whole))
-        return collected
+        bucket = []
+        for name, spec in specs.items():
+            whole = self._collect_one(name, 0, getattr(torch, spec.dtype), on_device=True)
+            if whole is not None:
+                bucket.append((name, whole))
+        return bucket
 
     @torch.no_grad()
     def renew(self) -> None:
@@ -174,18 +163,29 @@ class RankState:
         """Types and shapes of the whole weights as published, in the order of the model."""
         return {name: published_spec(name, parameter) for name, parameter in self._parameters.items()}
 
+    @torch.no_grad()
     def _collect_one(
         self, name: str, owner: int, dtype: torch.dtype | None = None, *, on_device: bool = False
     ) -> Tensor | None:
-        """A whole weight in the published layout, on one rank; a collective. See `collect_weight`.
+        """A whole weight in the published layout, on one rank; None on the others, which all call this too.
 
         Args:
-            on_device: it stays on the device of the weights.
+            owner: the rank that gets it.
+            dtype: in which it is sent; None: its own.
+            on_device: it is sent and stays on the device of the weights, not in the memory of the CPU.
         """
         assert self._group is not None
+        note_progress()
         parameter = self._parameters[name]
-        device = own_part(parameter).device if on_device else "cpu"
-        return collect_weight(name, parameter, owner, self._group, dtype, device)
+        held, shape = own_part(parameter), published_spec(name, parameter).shape
+        own = transpose_experts(name, held).to(held.device if on_device else "cpu", dtype).contiguous()
+        ranks = next((ranks for ranks in copies_of(parameter) if owner in ranks), [owner])
+        rows = dict(zip(ranks, split_rows(shape[0], len(ranks)), strict=True))
+
+        def part_of(whole: Tensor, rank: int) -> Tensor:
+            return whole[rows[rank].start : rows[rank].stop]
+
+        return self._group.collect(own, shape, ranks, part_of, owner)
 
     def _gather(self, name: str, dtype: torch.dtype) -> Tensor:
         """A whole weight in a type, on every rank; a collective."""
@@ -209,7 +209,7 @@ class RankState:
             return save_policy(self.trained_policy, folder, largest=largest)
         if self._group.rank == 0:
             save_encoding(self._described(), folder)
-        return write_weights(folder, self._specs(), self._collect_one, self._group, largest)
+        return write_checkpoint(folder, self._specs(), self._collect_one, self._group.rank, self._group.size, largest)
 
     def save_state(self, folder: Path) -> Files:
         """See `TrainBackend`; where moments are sharded, every rank writes a part, and returns its own files."""

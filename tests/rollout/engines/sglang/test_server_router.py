@@ -12,7 +12,7 @@ import pytest
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.config.server import FaultOptions
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter

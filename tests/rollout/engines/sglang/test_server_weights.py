@@ -11,7 +11,7 @@ import requests
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource
 from rollout.engines.sglang.material import (
     TOLERANCE,
     ask,
@@ -50,14 +50,14 @@ def test_responses_are_those_of_the_new_weights(sglang_server, tiny_policy, opti
                 assert responses[request.id].weight_version == version
 
 
-@pytest.mark.parametrize("kind", ["folder", "tensors"])
-def test_weights_that_are_handed_over(sglang_server, tiny_policy, tmp_path, kind):
+@pytest.mark.parametrize(("kind", "way"), [("folder", "tensors"), ("folder", "disk"), ("model", "tensors")])
+def test_weights_that_are_handed_over(sglang_server, tiny_policy, tmp_path, kind, way):
     other = copy.deepcopy(tiny_policy)
     jolt(other, 9)
     save_policy(other, tmp_path / "other")
-    given = tmp_path / "other" if kind == "folder" else WeightSource.of_model(other.model)
+    given = WeightSource.of_folder(tmp_path / "other") if kind == "folder" else WeightSource.of_model(other.model)
     request = request_with(other, [2, 3])
-    with attached(tiny_policy, sglang_server) as engine:
+    with attached(tiny_policy, sglang_server, update=way) as engine:
         engine.update_weights(given, 11)
         assert engine.version == 11
         assert_sampled_by(other, request, ask(engine, request)[0])

@@ -11,17 +11,19 @@ import itertools
 import queue
 import shutil
 import uuid
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.weights import Bucket, TensorSpec, WeightSource
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
-from geo_sokoban_pipeline.rollout.engines.base import Request, Result, WeightSource, empty_result
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result, empty_result
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     BadResponse,
     EngineStopped,
@@ -37,7 +39,6 @@ from geo_sokoban_pipeline.rollout.engines.sglang.servers import (
     ServerPlace,
     pause_before,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, make_tag, write_folder
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
     ModelLimits,
     Response,
@@ -58,6 +59,10 @@ class SglangEngine:
         options: of the servers.
         launcher: of servers that are launched.
 
+    Attributes:
+        version: of the servers' weights.
+        tag: name of the servers' weights; empty before the first update.
+
     Raises:
         ServerLost: a server does not start.
         WrongServer: an attached server has another model, vocabulary or software.
@@ -70,11 +75,12 @@ class SglangEngine:
         self.policy = policy
         self._launcher = launcher
         self.version = 0
+        self.tag = ""
         self._options = options
         self._scratch = Scratch(None if options.update_folder is None else Path(options.update_folder))
         self._versions: dict[str, int] = {}
-        self._weights: WeightSet | None = None
-        self._sent_state: Hashable = None
+        self._sent: tuple[Hashable, int] | None = None
+        self._folder: Path | None = None
         self._answers: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._open: dict[int, Future[None]] = {}
         self._loop = BackgroundLoop("sglang engine")
@@ -100,11 +106,6 @@ class SglangEngine:
 
     def _make_fleet(self) -> Fleet:
         return Fleet(self._options, self.policy, self._launcher)
-
-    @property
-    def tag(self) -> str:
-        """Name of the servers' weights; empty before the first update."""
-        return "" if self._weights is None else self._weights.tag
 
     def bring_back(self, number: int, life: int, reason: str) -> None:
         """Restart a server that another process has found lost, unless a later life of it has begun.
@@ -147,7 +148,7 @@ class SglangEngine:
         Raises:
             ValueError: a conversation already has a request in flight.
         """
-        if self._weights is None:
+        if not self.tag:
             self.update_weights(None, self.version)
         for request in requests:
             if request.id in self._open:
@@ -185,27 +186,32 @@ class SglangEngine:
         for identity in ids:
             self.cached_tokens.pop(identity, None)
 
-    def update_weights(self, weights: WeightSource | Path | None, version: int) -> None:
+    def update_weights(self, weights: WeightSource | None, version: int) -> None:
         """Send new weights to the servers; requests in flight continue with them.
 
         Args:
-            weights: to be read now, and again for a server that is restarted; or a policy folder that the servers can
-                read; None: those of the policy's model. The same version of unchanged weights is not sent twice.
+            weights: to be read now, and again for a server that is restarted; None: those of the policy's model. The
+                same version of unchanged weights is not sent twice.
         """
-        if not isinstance(weights, Path):
-            weights = weights or WeightSource.of_model(self.policy.model)
-        state = None if isinstance(weights, Path) else weights.state()
-        is_known = state is not None and state == self._sent_state and version == self.version
-        if is_known and self._weights is not None and not self._fleet.is_asleep:
+        weights = weights or WeightSource.of_model(self.policy.model)
+        state = weights.state()
+        if self._sent == (state, version) and not self._fleet.is_asleep:
             return
-        before, self._weights = self._weights, self._make_set(weights, version)
-        self._sent_state = None
-        self._versions[self._weights.tag] = version
-        self._loop.run(self._fleet.update_weights(self._weights, pause=bool(self._open)))
+        self._sent, self.tag = None, f"{version}-{uuid.uuid4().hex[:12]}"
+        self._versions[self.tag] = version
+        before, self._folder = self._folder, None
+        given = weights.cast(dict.fromkeys(weights.specs, self._dtype))
+        if self._options.update == "disk":
+            self._folder = self._scratch.path / self.tag
+            given.write(self._folder, self._options.bucket_bytes)
+            given = WeightSource.of_folder(self._folder)
+        else:
+            given = replace(given, collect=partial(self._collect, given, version, state))
+        self._loop.run(self._fleet.update_weights(given, self.tag, pause=bool(self._open)))
         self.version = self._dispatcher.version = version
-        self._sent_state = state
-        if before is not None and before.folder is not None and before.folder.is_relative_to(self._scratch.path):
-            shutil.rmtree(before.folder, ignore_errors=True)
+        self._sent = state, version
+        if before is not None:
+            shutil.rmtree(before, ignore_errors=True)
 
     def offload(self) -> None:
         """Have the servers give up the memory of weights and cache until `update_weights`; no request is in flight."""
@@ -235,29 +241,16 @@ class SglangEngine:
         self._answers.put(EngineStopped("the requests were cancelled."))  # a thread may wait for an answer
         self._answers = queue.SimpleQueue()
 
-    def _make_set(self, weights: WeightSource | Path, version: int) -> WeightSet:
-        tag = make_tag(version)
-        if isinstance(weights, Path):
-            return WeightSet(version, tag, lambda: iter(()), weights)
-        if self._options.update == "disk":
-            folder = self._scratch.path / tag
-            write_folder(folder, weights.read(self._dtype), self._options.bucket_bytes // 2)
-            return WeightSet(version, tag, lambda: iter(()), folder)
-        return WeightSet(version, tag, partial(self._read_again, weights, version, weights.state()))
-
-    def _read_again(self, weights: WeightSource, version: int, state: Hashable) -> Iterator[tuple[str, Any]]:
-        """Weights that a version has; checks before and after that they have not changed since."""
-        _check_state(weights, version, state)
-        yield from weights.read(self._dtype)
-        _check_state(weights, version, state)
-
-
-def _check_state(weights: WeightSource, version: int, state: Hashable) -> None:
-    if weights.state() != state:
-        raise EngineStopped(
-            f"a server needs the weights of version {version} again, but the policy has changed since. Set "
-            "rollout.server.update=disk, which stores them, or change the policy only while no request is in flight."
-        )
+    def _collect(self, weights: WeightSource, version: int, state: Hashable, specs: Mapping[str, TensorSpec]) -> Bucket:
+        """Weights that a version has; checks that they have not changed since."""
+        bucket = weights.collect(specs)
+        if weights.state() != state:
+            raise EngineStopped(
+                f"a server needs the weights of version {version} again, but the policy has changed since. Set "
+                "rollout.server.update=disk, which stores them, or change the policy only while no request is in "
+                "flight."
+            )
+        return bucket
 
 
 class Dispatcher:

@@ -15,7 +15,6 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerFault, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server, ServerPlace
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet
 
 # (number of a server, its life, what was seen) → where it is once it is back
 Report = Callable[[int, int, str], "Future[ServerPlace]"]
@@ -41,8 +40,7 @@ class FollowingEngine(SglangEngine):
     def follow(self, tag: str, version: int, places: Sequence[ServerPlace]) -> None:
         """Note the weights that the servers have, and where they are."""
         self._loop.run(self._following.move_to(places))
-        self._weights = WeightSet(version, tag, lambda: iter(()))
-        self._versions[tag] = version
+        self.tag, self._versions[tag] = tag, version
         self.version = self._dispatcher.version = version
 
     def _make_fleet(self) -> Fleet:

@@ -22,6 +22,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     BadResponse,
     EngineStopped,
@@ -40,7 +41,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
     OwnServer,
     kind_of,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import Receiver, WeightSet, send_weights, weights_of
+from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import WeightUpdate, weights_of
 
 logger = logging.getLogger(__name__)
 _PORT_TRIES = 3
@@ -90,6 +91,7 @@ class Server:
         lock: held during restarts and updates of weights.
         hung: set if it makes no progress in this life.
         places: limits the concurrent requests.
+        ranks: its processes that need the weights, once it has been inspected.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Server:
         self.lock = asyncio.Lock()
         self.hung = asyncio.Event()
         self.places = asyncio.Semaphore(connections)
-        self.facts: ServerFacts | None = None
+        self.ranks = 1
         self._faults = faults
         self._url = url
         self._connections = connections
@@ -276,7 +278,8 @@ class Fleet:
         self._launcher = launcher
         self.servers: list[Server] = []
         self._policy = policy
-        self._weights: WeightSet | None = None
+        self._weights: WeightSource | None = None
+        self._tag = ""
         self._kind = kind_of(options, policy)
         self._router: LaunchedRouter | None = None
         self._router_client: ServerClient | None = None
@@ -306,21 +309,23 @@ class Fleet:
         await asyncio.gather(*(self._begin(server) for server in self.servers))
         facts = []
         for server in self.servers:
-            server.facts = await inspect_server(server.client, self._policy)
-            facts.append(server.facts)
+            facts.append(await inspect_server(server.client, self._policy))
+            server.ranks = facts[-1].ranks
         if self.options.router != "none":
             urls = [server.url for server in self.servers]
             self._router, self._router_client = await start_router(self.options, urls, places * len(urls))
         self._watches = [asyncio.create_task(server.watch()) for server in self.servers]
         return combine_facts(facts)
 
-    async def update_weights(self, weights: WeightSet, *, pause: bool) -> None:
+    async def update_weights(self, weights: WeightSource, tag: str, *, pause: bool) -> None:
         """Send new weights to all servers.
 
         Args:
+            weights: in the servers' types; a server that is restarted gets them again.
+            tag: their name at the servers.
             pause: pause the requests in flight meanwhile; they continue with the new weights.
         """
-        self._weights = weights
+        self._weights, self._tag = weights, tag
         for server in self.servers:
             server.restarts = 0
         async with AsyncExitStack() as locks:  # excludes restarts, and requests to servers without these weights
@@ -478,19 +483,16 @@ class Fleet:
             await server.client.command("/continue_generation", {})
             with suppress(RequestRefused):  # no update is open
                 await server.client.command("/end_weight_update", {})
-        if self._weights is not None and await weights_of(server.client) != self._weights.tag:
+        if self._weights is not None and await weights_of(server.client) != self._tag:
             for fault in (await self._send([server])).values():
                 raise fault
 
     async def _send(self, servers: Sequence[Server]) -> dict[Server, ServerFault]:
         """Send the current weights; returns faults of servers that did not get them."""
         assert self._weights is not None
-        receivers = {}
-        for server in servers:
-            assert server.facts is not None
-            receivers[Receiver(server.client, server.facts.ranks)] = server
-        faults = await send_weights(list(receivers), self._weights, self.options)
-        return {receivers[receiver]: fault for receiver, fault in faults.items()}
+        update = WeightUpdate({server.client: server.ranks for server in servers}, self.options)
+        await update.send(self._weights, self._tag)
+        return {server: update.faults[server.client] for server in servers if server.client in update.faults}
 
     @staticmethod
     async def _command(servers: Sequence[Server], path: str, body: dict[str, Any]) -> None:

@@ -24,8 +24,8 @@ from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors, own_part, with_part, write_places
 from geo_sokoban_pipeline.grpo.loss import EntropyUse, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, empty_model, use_types
+from geo_sokoban_pipeline.policies.weights import TensorSpec
 from geo_sokoban_pipeline.runs.storage import Files
-from geo_sokoban_pipeline.runs.tensor_files import TensorSpec
 from geo_sokoban_pipeline.training.backends.megatron.language import (
     MegatronLanguage,
     ParallelModel,

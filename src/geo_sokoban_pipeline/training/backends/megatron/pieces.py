@@ -19,7 +19,7 @@ from torch import Tensor
 
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors, own_part, split_rows
-from geo_sokoban_pipeline.runs.tensor_files import TensorSpec
+from geo_sokoban_pipeline.policies.weights import TensorSpec
 from geo_sokoban_pipeline.training.backends.megatron.layout import MegatronLayout
 
 _GPT = "language.gpt."
@@ -216,27 +216,13 @@ class WeightTable:
             on_device: it is sent and stays on the device of the weights, not in the memory of the CPU.
         """
         weight = self.weights[name]
-        ranks = self.holders(weight, owner)
-        if self._group.rank not in ranks:
-            return None
         held = self.read(weight)
         own = held.to(held.device if on_device else "cpu", dtype).contiguous()
-        if self._group.rank != owner:
-            if own.numel():
-                self._group.send(own, owner)
-            return None
-        whole = own.new_empty(weight.spec.shape)
-        for rank in ranks:
-            part = self.piece(weight, rank).place.of(whole)
-            if rank == owner:
-                part.copy_(own)
-            elif part.is_contiguous() and part.numel():
-                self._group.recv(part, rank)
-            elif part.numel():
-                received = part.new_empty(part.shape)
-                self._group.recv(received, rank)
-                part.copy_(received)
-        return whole
+
+        def part_of(whole: Tensor, rank: int) -> Tensor:
+            return self.piece(weight, rank).place.of(whole)
+
+        return self._group.collect(own, weight.spec.shape, self.holders(weight, owner), part_of, owner)
 
     @torch.no_grad()
     def gather(self, name: str, dtype: torch.dtype, tensors: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights on their way: in the servers' type, in buckets, and in payloads that hold tensors by value."""
+"""Weights on their way to servers: payloads, broadcasts, and which servers are sent them again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from aiohttp import web
-from safetensors.torch import load_file
 from torch.multiprocessing import reductions
 
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource, cast_weight
-from geo_sokoban_pipeline.rollout.engines.sglang import weights as weights_module
+from geo_sokoban_pipeline.rollout.engines.sglang import weight_update
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     TESTED_VERSION,
     BadResponse,
@@ -24,16 +22,14 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     ServerLost,
     UpdateInterrupted,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_handles, pack_tensors
-from geo_sokoban_pipeline.rollout.engines.sglang.update_group import UpdateGroup, own_address
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import (
-    Receiver,
-    WeightSet,
-    cut_buckets,
-    make_tag,
-    send_weights,
-    write_folder,
+from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import (
+    UpdateGroup,
+    WeightUpdate,
+    own_address,
+    pack_handles,
+    pack_tensors,
 )
+from given_weights import source_of
 from proxies import Proxy
 from servers import PYTHON, attached, need_environment
 
@@ -41,45 +37,7 @@ pytestmark = pytest.mark.xdist_group("sglang")
 
 
 def named_tensors(sizes):
-    return [(str(index), torch.arange(size, dtype=torch.float32)) for index, size in enumerate(sizes)]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "limit", "expected"),
-    [
-        ([1, 1, 1], 8, [[0, 1], [2]]),
-        ([5, 1, 1], 8, [[0], [1, 2]]),  # larger than a bucket: alone
-        ([1, 5, 1], 8, [[0], [1], [2]]),
-        ([], 8, []),
-        ([1, 1, 1], 1000, [[0, 1, 2]]),
-    ],
-)
-def test_buckets(sizes, limit, expected):
-    cut = list(cut_buckets(iter(named_tensors(sizes)), limit))
-    assert [[int(name) for name, _ in bucket] for bucket, _ in cut] == expected
-    assert [is_last for _, is_last in cut] == [False] * (len(expected) - 1) + [True] * bool(expected)
-
-
-def test_no_tensor_of_the_next_bucket_but_one_is_read_before_it_is_needed():
-    read = []
-
-    def tensors():
-        for name, tensor in named_tensors([2, 2, 2, 2, 2]):
-            read.append(name)
-            yield name, tensor
-
-    buckets = cut_buckets(tensors(), 16)
-    next(buckets)
-    assert read == ["0", "1", "2"]
-
-
-@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
-def test_weights_have_the_servers_type(dtype):
-    weight = torch.nn.Parameter(torch.tensor([1.0, 1.001, -3e-5]))
-    sent = cast_weight(weight, dtype)
-    assert not sent.requires_grad
-    assert sent.dtype == getattr(torch, dtype or "float32")
-    assert torch.equal(sent, weight.detach().to(sent.dtype))
+    return {str(index): torch.arange(size, dtype=torch.float32) for index, size in enumerate(sizes)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -140,14 +98,6 @@ def test_payloads_of_any_length(count):
     assert all(torch.equal(one, other) for (_, one), (_, other) in zip(read, given, strict=True))
 
 
-def test_a_folder_holds_every_tensor_once(tmp_path):
-    given = dict(named_tensors([3, 1, 700, 2]))
-    write_folder(tmp_path / "new", iter(given.items()), 16)
-    files = [load_file(path) for path in sorted((tmp_path / "new").iterdir())]
-    assert [list(file) for file in files] == [["0", "1"], ["2"], ["3"]]
-    assert all(torch.equal(given[name], tensor) for file in files for name, tensor in file.items())
-
-
 def test_a_bucket_is_broadcast_as_bytes_in_the_order_of_its_description():
     group = UpdateGroup(["http://127.0.0.1:1"], [2], "gloo", 1.0)
     try:
@@ -170,10 +120,6 @@ def test_a_bucket_is_broadcast_as_bytes_in_the_order_of_its_description():
 
 def test_servers_of_this_machine_reach_it_on_the_loopback_interface():
     assert own_address(["http://127.0.0.1:1", "http://localhost:2/x"]) in ("127.0.0.1", "::1")
-
-
-def test_tags_are_never_alike():
-    assert len({make_tag(3) for _ in range(100)}) == 100
 
 
 class OneServer:
@@ -228,25 +174,23 @@ BROADCAST = "update_weights_from_distributed"
     ],
 )
 def test_who_is_sent_weights_again(monkeypatch, mine, other, broken, expected):
-    monkeypatch.setattr(weights_module, "UpdateGroup", Group)
+    monkeypatch.setattr(weight_update, "UpdateGroup", Group)
     monkeypatch.setattr(Group, "broken", broken)
     clients = [OneServer("http://127.0.0.1:1", **mine), OneServer("http://127.0.0.1:2", **other)]
-    receivers = [Receiver(client, 1) for client in clients]
-    options = ServerOptions(update="group", bucket_bytes=8)
-    weights = WeightSet(1, "1-tag", lambda: iter(named_tensors([2, 2])))
-    faults = asyncio.run(send_weights(receivers, weights, options))
+    update = WeightUpdate(dict.fromkeys(clients, 1), ServerOptions(update="group", bucket_bytes=8))
+    asyncio.run(update.send(source_of(named_tensors([2, 2])), "1-tag"))
     names = {"http://127.0.0.1:1": "one", "http://127.0.0.1:2": "other"}
-    assert {names[receiver.client.url]: type(fault) for receiver, fault in faults.items()} == expected
+    assert {names[client.url]: type(fault) for client, fault in update.faults.items()} == expected
     for client in clients:
         assert client.heard.count("destroy_weights_update_group") == client.heard.count("init_weights_update_group")
 
 
 def test_a_refusal_ends_the_update(monkeypatch):
-    monkeypatch.setattr(weights_module, "UpdateGroup", Group)
+    monkeypatch.setattr(weight_update, "UpdateGroup", Group)
     client = OneServer("http://127.0.0.1:1", **{BROADCAST: [RequestRefused("no such weight")]})
-    weights = WeightSet(1, "1-tag", lambda: iter(named_tensors([2])))
+    update = WeightUpdate({client: 1}, ServerOptions(update="group"))
     with pytest.raises(RequestRefused, match="no such weight"):
-        asyncio.run(send_weights([Receiver(client, 1)], weights, ServerOptions(update="group")))
+        asyncio.run(update.send(source_of(named_tensors([2])), "1-tag"))
     assert client.heard[-1] == "destroy_weights_update_group"
 
 
@@ -276,7 +220,7 @@ class WithoutModel(Proxy):
 def test_weights_are_sent_where_they_or_their_version_are_new(tiny_policy, update):
     """The version too: the server names it with each token, and rows carry it."""
     server, current = WithoutModel(tiny_policy), {"state": ""}
-    source = WeightSource(lambda dtype: iter(named_tensors([3, 1])), lambda: current["state"])
+    source = source_of(named_tensors([3, 1]), lambda: current["state"])
     try:
         with attached(tiny_policy, server.url, update=update) as engine:
             versions = []

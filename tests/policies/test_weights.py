@@ -1,15 +1,18 @@
-"""Files of tensors equal those of the libraries byte for byte; their digests are those of the files."""
+"""Buckets of weights, and their files, which equal those of the libraries byte for byte; digests are those of files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
+from geo_sokoban_pipeline.policies.weights import TensorFile, TensorSpec, WeightSource, plan_buckets, write_tensors
 from geo_sokoban_pipeline.runs.storage import (
     CorruptFolderError,
     Filled,
@@ -18,7 +21,7 @@ from geo_sokoban_pipeline.runs.storage import (
     read_manifest,
     write_folder,
 )
-from geo_sokoban_pipeline.runs.tensor_files import TensorFile, TensorSpec, write_tensors
+from given_weights import source_of
 
 TENSORS = {
     "b.weight": torch.arange(6.0).view(2, 3),
@@ -100,3 +103,57 @@ def test_a_file_that_is_shorter_than_it_was_written_is_no_part_of_a_folder(tmp_p
     with pytest.raises(CorruptFolderError, match=r"t\.safetensors has \d+ bytes, but \d+ were written"):
         write_folder(tmp_path / "made", write)
     assert not (tmp_path / "made").exists()
+
+
+def named_tensors(sizes: list[int]) -> dict[str, torch.Tensor]:
+    return {str(index): torch.arange(size, dtype=torch.float32) for index, size in enumerate(sizes)}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit", "expected"),
+    [
+        ([1, 1, 1], 8, [[0, 1], [2]]),
+        ([5, 1, 1], 8, [[0], [1, 2]]),  # larger than a bucket: alone
+        ([1, 5, 1], 8, [[0], [1], [2]]),
+        ([], 8, []),
+        ([1, 1, 1], 1000, [[0, 1, 2]]),
+    ],
+)
+def test_buckets(sizes: list[int], limit: int, expected: list[list[int]]) -> None:
+    plan = plan_buckets(source_of(named_tensors(sizes)).specs, limit)
+    assert [[int(name) for name in specs] for specs in plan] == expected
+
+
+def test_buckets_count_the_bytes_of_the_type_that_is_sent() -> None:
+    source = source_of(named_tensors([2, 2, 2])).cast(dict.fromkeys("012", "bfloat16"))
+    assert [list(specs) for specs in plan_buckets(source.specs, 8)] == [["0", "1"], ["2"]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_delivered_in_the_type_that_is_asked_for(tiny_policy: Policy, dtype: str) -> None:
+    source = WeightSource.of_model(tiny_policy.model)
+    own = dict(tiny_policy.model.named_parameters())
+    sent = dict(source.cast(dict.fromkeys(own, dtype)).read())
+    assert list(sent) == list(own)
+    for name, weight in sent.items():
+        assert not weight.requires_grad and weight.dtype == getattr(torch, dtype)
+        assert torch.equal(weight, own[name].detach().to(weight.dtype)), name
+
+
+def test_a_folder_holds_every_tensor_once_in_files_of_the_library(tmp_path: Path) -> None:
+    """A file is a bucket; no tensor of the next bucket is read before it is needed."""
+    given = named_tensors([3, 1, 700, 2])
+    source, read = source_of(given), []
+
+    def collect(specs: Mapping[str, TensorSpec]) -> list[tuple[str, torch.Tensor]]:
+        read.append((list(specs), len(list((tmp_path / "new").iterdir()))))
+        return source.collect(specs)
+
+    replace(source, collect=collect).write(tmp_path / "new", 16)
+    assert read == [(["0", "1"], 0), (["2"], 1), (["3"], 2)]
+    for (names, _), path in zip(read, sorted((tmp_path / "new").iterdir()), strict=True):
+        save_file({name: given[name] for name in names}, tmp_path / "theirs")
+        assert path.read_bytes() == (tmp_path / "theirs").read_bytes()
+        assert list(load_file(path)) == names
+    again = dict(WeightSource.of_folder(tmp_path / "new").read())
+    assert again.keys() == given.keys() and all(torch.equal(given[name], tensor) for name, tensor in again.items())

@@ -1,0 +1,328 @@
+"""The weights of a policy: where they are read from, the buckets in which they travel, and the files that hold them.
+
+They have Hugging Face's names and the layout of published checkpoints, whatever layout trains them. Everything that
+needs them elsewhere reads a `WeightSource`. A file equals what the safetensors library writes, byte for byte (tested),
+but a writer never needs more than one of its tensors in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.events import Event, emit
+from geo_sokoban_pipeline.policies.experts import EXPERT_WEIGHTS, transpose_experts
+from geo_sokoban_pipeline.progress import note_progress
+from geo_sokoban_pipeline.runs.storage import Files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+SHARD_BYTES = 2_000_000_000  # at most, unless a single tensor is larger
+WEIGHT_METADATA = {"format": "pt"}
+# safetensors' names and bytes of torch's types, in the order in which a file holds them.
+_TYPES = {"float64": ("F64", 8), "float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+
+# Weights by name that are in memory together. The receiver takes them out, so that each is dropped when it is sent.
+Bucket = list[tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Type, by torch's name, and shape of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """Of a tensor."""
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+    @property
+    def bytes(self) -> int:
+        """Size in a file."""
+        return math.prod(self.shape) * _TYPES[self.dtype][1]
+
+
+def published_spec(name: str, parameter: Any) -> TensorSpec:
+    """Type and published shape of a parameter, which may be sharded."""
+    spec = TensorSpec.of(parameter)
+    if not name.endswith(EXPERT_WEIGHTS):
+        return spec
+    experts, output, given = spec.shape
+    return TensorSpec(spec.dtype, (experts, given, output))
+
+
+def published_specs(model: Any) -> dict[str, TensorSpec]:
+    """Types and published shapes of a model's parameters, by Hugging Face name."""
+    return {name: published_spec(name, parameter) for name, parameter in model.named_parameters()}
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Weights that can be read again, as for a server that was restarted.
+
+    Attributes:
+        specs: by Hugging Face name; each weight is delivered in its type.
+        collect: the weights of some specs. Those that only other processes hold are sent by this call.
+        state: of the weights; another value after every change.
+        folder: of the policy that they are read from; None: they are in memory.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    collect: Callable[[Mapping[str, TensorSpec]], Bucket]
+    state: Callable[[], Hashable]
+    folder: Path | None = None
+
+    @classmethod
+    def of_model(cls, model: Any) -> WeightSource:
+        """The weights that a model has.
+
+        Raises:
+            ValueError: it has none, see `load_empty`.
+        """
+        if model.device.type == "meta":
+            raise ValueError("this process holds a part of the policy, so an engine needs the weights of the backend.")
+
+        def collect(specs: Mapping[str, TensorSpec]) -> Bucket:
+            own = dict(model.named_parameters())
+            return [(name, _cast(transpose_experts(name, own[name]), spec)) for name, spec in specs.items()]
+
+        def state() -> Hashable:  # counts the changes in place
+            return tuple(parameter._version for parameter in model.parameters())
+
+        return cls(published_specs(model), collect, state)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> WeightSource:
+        """The weights of a policy folder, which never change."""
+        from safetensors import safe_open
+
+        types = {kind: dtype for dtype, (kind, _) in _TYPES.items()}
+        specs: dict[str, TensorSpec] = {}
+        paths: dict[str, Path] = {}
+        for path in sorted(folder.glob("model*.safetensors")):
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118 - the file is no mapping
+                    part = file.get_slice(name)
+                    specs[name] = TensorSpec(types[part.get_dtype()], tuple(part.get_shape()))
+                    paths[name] = path
+
+        def read(name: str) -> Tensor:
+            note_progress()
+            # Opened anew for each tensor: what was read of an open file counts in this process's memory.
+            with safe_open(paths[name], "pt") as file:
+                own: Tensor = file.get_tensor(name).clone()
+            return own
+
+        def collect(specs: Mapping[str, TensorSpec]) -> Bucket:
+            return [(name, _cast(read(name), spec)) for name, spec in specs.items()]
+
+        return cls(specs, collect, lambda: str(folder), folder)
+
+    def cast(self, types: Mapping[str, str]) -> WeightSource:
+        """The same weights in other torch dtypes, each given by its name."""
+        return replace(self, specs={name: replace(spec, dtype=types[name]) for name, spec in self.specs.items()})
+
+    def read(self) -> Iterator[tuple[str, Any]]:
+        """The weights, one at a time."""
+        for name, spec in self.specs.items():
+            yield from self.collect({name: spec})
+
+    def write(self, folder: Path, bucket_bytes: int) -> None:
+        """Write the weights into a new folder, for other processes to read: one file for each bucket."""
+        folder.mkdir(parents=True)
+        for number, specs in enumerate(plan_buckets(self.specs, bucket_bytes)):
+            write_tensors(folder / f"model-{number:05d}.safetensors", specs, dict(self.collect(specs)).pop)
+
+
+def plan_buckets(specs: Mapping[str, TensorSpec], limit: int) -> Iterator[dict[str, TensorSpec]]:
+    """Specs of consecutive weights that are collected and sent together: at most `limit` bytes, or one weight."""
+    bucket: dict[str, TensorSpec] = {}
+    held = 0
+    for name, spec in specs.items():
+        if bucket and held + spec.bytes > limit:
+            yield bucket
+            bucket, held = {}, 0
+        bucket[name] = spec
+        held += spec.bytes
+    if bucket:
+        yield bucket
+
+
+def _cast(tensor: Any, spec: TensorSpec) -> Any:
+    import torch
+
+    return tensor.detach().to(getattr(torch, spec.dtype))
+
+
+def order_tensors(specs: Mapping[str, TensorSpec]) -> list[str]:
+    """Names of tensors in the order in which a file holds them."""
+    kinds = list(_TYPES)
+    return sorted(specs, key=lambda name: (kinds.index(specs[name].dtype), name))
+
+
+class TensorFile:
+    """A safetensors file that is being written; a context manager.
+
+    Args:
+        specs: of all its tensors.
+        metadata: of the file.
+
+    Attributes:
+        names: of the tensors, in the order in which they are to be written.
+        record: size and digest of the written file, for a manifest; set when the file closes.
+    """
+
+    def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> None:
+        self.names = order_tensors(specs)
+        self.record: dict[str, Any] = {}
+        self._specs, self._waiting = specs, list(reversed(self.names))
+        self._digest = hashlib.blake2b(digest_size=16)
+        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        end = 0
+        for name in self.names:
+            first, end = end, end + specs[name].bytes
+            kind, shape = _TYPES[specs[name].dtype][0], list(specs[name].shape)
+            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [first, end]}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        self._file = path.open("wb")
+        self._put(len(text).to_bytes(8, "little") + text)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write the next tensor.
+
+        Raises:
+            ValueError: it is another one than the next of `names`, or has another type or shape than announced.
+        """
+        import torch
+
+        found, expected = TensorSpec.of(tensor), self._waiting[-1] if self._waiting else None
+        if name != expected or found != self._specs[name]:
+            wanted = "nothing more" if expected is None else f"{expected}, {self._specs[expected]}"
+            raise ValueError(f"{self._file.name} takes {wanted}, not {name}, {found}.")
+        note_progress()
+        self._waiting.pop()
+        self._put(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        emit(Event.TENSOR, Path(self._file.name).name)
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                if self._waiting:
+                    raise ValueError(f"{self._file.name}: {self._waiting[-1]} was not written.")
+                self.record = {"bytes": self._file.tell(), "blake2b": self._digest.hexdigest()}
+        finally:
+            self._file.close()
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+
+
+def write_tensors(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    read: Callable[[str], Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> Files:
+    """Write a file of tensors, each of which is read by its name when its turn comes; returns its record."""
+    with TensorFile(path, specs, metadata) as file:
+        for name in file.names:
+            file.write(name, read(name))
+    return {path.name: file.record}
+
+
+def write_checkpoint(
+    folder: Path,
+    specs: Mapping[str, TensorSpec],
+    collect: Callable[[str, int], Tensor | None],
+    rank: int = 0,
+    ranks: int = 1,
+    largest: int = SHARD_BYTES,
+) -> Files:
+    """Write weights as a Hugging Face checkpoint; every rank calls this, and writes each `ranks`-th file.
+
+    The files do not depend on the number of ranks.
+
+    Args:
+        specs: of the published weights, in the order of the model.
+        collect: a whole weight, by its name, on the given rank; None on the others, which all call this too.
+        rank, ranks: number of this rank, and how many there are.
+        largest: bytes of a file, unless one tensor is larger.
+
+    Returns:
+        Sizes and digests of the files that this rank has written.
+    """
+    files = _plan_files(specs, largest)
+    if rank == 0 and len(files) > 1:  # a single file needs no index
+        _write_index(folder, files, specs)
+    written: Files = {}
+    names = list(files)
+    for first in range(0, len(names), ranks):
+        # As many files as there are ranks are written side by side.
+        chosen = names[first : first + ranks]
+        orders = [order_tensors({name: specs[name] for name in files[file]}) for file in chosen]
+        steps = zip_longest(*orders)
+        if rank >= len(chosen):
+            for step in steps:
+                _collect_each(step, collect)
+            continue
+        with TensorFile(folder / chosen[rank], {name: specs[name] for name in orders[rank]}, WEIGHT_METADATA) as file:
+            for step in steps:
+                # All ranks have sent what the others need before anyone turns to the disk.
+                tensor = _collect_each(step, collect)
+                if tensor is not None:
+                    file.write(step[rank], tensor)
+        written[chosen[rank]] = file.record
+    return written
+
+
+def _collect_each(names: Sequence[str | None], collect: Callable[[str, int], Tensor | None]) -> Tensor | None:
+    """The next tensor of this rank's file; None: it is complete, or there is none."""
+    ready = None
+    for owner, name in enumerate(names):
+        whole = None if name is None else collect(name, owner)
+        ready = ready if whole is None else whole
+    return ready
+
+
+def _plan_files(specs: Mapping[str, TensorSpec], largest: int) -> dict[str, list[str]]:
+    """Tensors by file, in the layout of Hugging Face checkpoints: one file where they fit."""
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    plan = split_state_dict_into_shards_factory(
+        dict(specs),
+        get_storage_size=lambda spec: spec.bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=largest,
+    )
+    files: dict[str, list[str]] = plan.filename_to_tensors
+    return files
+
+
+def _write_index(folder: Path, files: Mapping[str, list[str]], specs: Mapping[str, TensorSpec]) -> None:
+    index = {
+        "metadata": {
+            "total_parameters": sum(math.prod(spec.shape) for spec in specs.values()),
+            "total_size": sum(spec.bytes for spec in specs.values()),
+        },
+        "weight_map": {name: file for file, names in files.items() for name in names},
+    }
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")

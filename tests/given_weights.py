@@ -1,0 +1,20 @@
+"""Weights that a test makes, as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+import torch
+from torch import Tensor
+
+from geo_sokoban_pipeline.policies.weights import TensorSpec, WeightSource
+
+
+def source_of(tensors: Mapping[str, Tensor], state: Callable[[], Hashable] = lambda: 0) -> WeightSource:
+    """A source of these tensors."""
+    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
+
+    def collect(wanted: Mapping[str, TensorSpec]) -> list[tuple[str, Tensor]]:
+        return [(name, tensors[name].to(getattr(torch, spec.dtype))) for name, spec in wanted.items()]
+
+    return WeightSource(specs, collect, state)
