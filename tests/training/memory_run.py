@@ -1,8 +1,9 @@
 """What `test_ranks_memory.py` runs as a program of its own: ranks that load, train, save and send a policy they share.
 
-    python -m training.memory_run FOLDER RANKS
+    python -m training.memory_run FOLDER RANKS TENSOR_PARALLEL BUCKET
 
-FOLDER holds the policy. Prints JSON: bytes by which each process has grown at most, driver first, and what each holds.
+FOLDER holds the policy, BUCKET is in bytes. Prints JSON: bytes by which each process has grown at most, on the whole
+and while weights were sent, driver first, and what each holds.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
-from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_tensors
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import cut_buckets
+from geo_sokoban_pipeline.policies.weights import plan_buckets
+from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import pack_tensors
 from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.runtime import prepare_process
@@ -36,8 +37,6 @@ from open_workers import apply, open_group
 from rollout.engines.sglang.material import request_with
 from task_options import TrainOptions
 from training.large import forget_peak, peak
-
-BUCKET = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ def samples_of(policy: Policy, count: int) -> list[TrainSample]:
     return made
 
 
-def main(folder: str, count: int, tensor_parallel: int = 0) -> None:
-    """Run it: by FSDP2, or by Megatron-Core where `tensor_parallel` is given."""
+def main(folder: str, count: int, tensor_parallel: int, bucket_bytes: int) -> None:
+    """Run it: by FSDP2, or by Megatron-Core where `tensor_parallel` is not 0."""
     values: dict[str, Any] = {"processes": count, "threads": 1, "sharding": "full", "policy": {"device": "cpu"}}
     if tensor_parallel:
         values |= {"backend": "megatron", "megatron": {"tensor_parallel": tensor_parallel}}
@@ -135,12 +134,15 @@ def main(folder: str, count: int, tensor_parallel: int = 0) -> None:
         norms = [backend.step(samples, GrpoObjective(GrpoOptions()), 1e-4)["grad_norm"] for _ in range(3)]
         states = everywhere(state_bytes, backend.own)
         saved = backend.export(Path(place)) | backend.save_state(Path(place))
-        sent = 0
-        for bucket, _ in cut_buckets(backend.weight_source().read("bfloat16"), BUCKET):
-            sent += sum(map(len, pack_tensors(bucket)))
+        trained = everywhere(peak)
+        source, sent, waiting = backend.weight_source(), 0, everywhere(forget_peak)
+        source = source.cast(dict.fromkeys(source.specs, "bfloat16"))
+        for specs in plan_buckets(source.specs, bucket_bytes):
+            sent += sum(map(len, pack_tensors(source.collect(specs))))
         after = everywhere(peak)
     found = {
-        "grown": [most - first for most, first in zip(after, before, strict=True)],
+        "grown": [max(most) - first for *most, first in zip(trained, after, before, strict=True)],
+        "sending": [most - first for most, first in zip(after, waiting, strict=True)],
         "states": states,
         "norms": norms,
         "saved": sum(file["bytes"] for file in saved.values()),

@@ -18,6 +18,8 @@ from training.setup import SIZES
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
+MIB = 1 << 20
+
 TESTS = Path(__file__).parents[1]
 # Many small layers, because a process may hold 150 MB beside three of them: of 7 million weights each.
 LARGE = {**SIZES, "layers": 22, "hidden": 768, "heads": 12, "kv_heads": 4, "head_dim": 64, "mlp": 2304}
@@ -31,11 +33,15 @@ def large(tiny_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-@pytest.mark.parametrize(("count", "tensor"), [(2, 0), (4, 0), (2, 2)])
-def test_no_process_needs_the_whole_model(large: Path, count: int, tensor: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "tensor", "bucket"), [(2, 0, 32 * MIB), (4, 0, 128 * MIB), (2, 2, 64 * MIB)], ids=str
+)
+def test_no_process_needs_the_whole_model(large: Path, count: int, tensor: int, bucket: int) -> None:
     """Over loading, three steps, saving, and sending weights, in resident memory; the driver included.
 
-    Where `tensor` is given, Megatron-Core splits each matrix among so many ranks, which all have the small tower.
+    What is collected at once is a bucket: the driver, which encodes it, needs the memory of two at most, and more than
+    that of one. The others send theirs tensor by tensor. Where `tensor` is given, Megatron-Core splits each matrix among
+    so many ranks, which all have the small tower.
     """
     empty = load_empty(PolicyOptions(), large)
     sizes = {name: parameter.numel() for name, parameter in empty.model.named_parameters()}
@@ -45,7 +51,7 @@ def test_no_process_needs_the_whole_model(large: Path, count: int, tensor: int) 
     whole, unit = 4 * 4 * sum(sizes.values()), 4 * layer
 
     paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
-    words = [sys.executable, "-m", "training.memory_run", str(large), str(count), str(tensor)]
+    words = [sys.executable, "-m", "training.memory_run", str(large), str(count), str(tensor), str(bucket)]
     done = subprocess.run(words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -56,6 +62,8 @@ def test_no_process_needs_the_whole_model(large: Path, count: int, tensor: int) 
     for state in found["states"]:
         assert sum(state.values()) <= 1.05 * whole / count + unit, state
         assert state["gradients"] > 0.9 * whole / count / 4 and state["moments"] > 0.9 * whole / count / 2
+    driver, *others = found["sending"]
+    assert bucket < driver <= 2 * bucket and max(others) <= unit
     grown = [size / 1e6 for size in found["grown"]]
     units = 2 if tensor else 3
     assert max(grown) <= (whole / count + units * unit) / 1e6 + 150, grown

@@ -175,8 +175,8 @@ class ServerOptions(StrictModel):
         512 << 20,
         ge=1,
         le=1 << 40,
-        description="Weights that are sent at once, or written to one file, at most; one tensor at least. This process "
-        "needs the memory of two buckets.",
+        description="Weights that are collected from the ranks and sent at once, or written to one file, at most; one "
+        "tensor at least. This process needs the memory of two buckets.",
     )
     update_folder: str | None = Field(
         None, description="Folder for weights on their way, with update disk; as large as the model. None: temporary."

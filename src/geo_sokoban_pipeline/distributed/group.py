@@ -222,10 +222,8 @@ class Group:
             part = part_of(whole, rank)
             if rank == owner:
                 part.copy_(own)
-            elif part.is_contiguous() and part.numel():
-                dist.recv(part, rank)
             elif part.numel():
-                received = part.new_empty(part.shape)
+                received = part.contiguous()  # the part itself, unless it is a range of columns
                 dist.recv(received, rank)
                 part.copy_(received)
         return whole

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.policies.experts import transpose_experts
-from geo_sokoban_pipeline.policies.weights import TensorSpec, published_spec, write_tensors
+from geo_sokoban_pipeline.policies.weights import TensorSpec, published_spec, transpose_experts, write_tensors
 from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.runs.storage import Files, find_json, write_json
 

@@ -20,12 +20,14 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.chat import ChatCodec
-from geo_sokoban_pipeline.policies.experts import (
-    EXPERT_WEIGHTS,
-    check_orientation,
-)
 from geo_sokoban_pipeline.policies.patches import PatchReader, load_image_processor
-from geo_sokoban_pipeline.policies.weights import SHARD_BYTES, WeightSource, write_checkpoint
+from geo_sokoban_pipeline.policies.weights import (
+    EXPERT_WEIGHTS,
+    SHARD_BYTES,
+    WeightSource,
+    check_orientation,
+    write_checkpoint,
+)
 from geo_sokoban_pipeline.runs.policy_folder import check_policy_files
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.seeding import content_hash

@@ -3,6 +3,11 @@
 They have Hugging Face's names and the layout of published checkpoints, whatever layout trains them. Everything that
 needs them elsewhere reads a `WeightSource`. A file equals what the safetensors library writes, byte for byte (tested),
 but a writer never needs more than one of its tensors in memory.
+
+Checkpoints of Qwen3-VL-MoE hold the experts of a layer as one tensor, input dimension before output dimension:
+`mlp.experts.gate_up_proj` (experts, hidden, 2 · inner) and `mlp.experts.down_proj` (experts, inner, hidden). In memory
+transformers holds the transposed tensors: it transposes them at loading, but not back at saving. SGLang expects the
+published layout.
 """
 
 from __future__ import annotations
@@ -18,7 +23,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.events import Event, emit
-from geo_sokoban_pipeline.policies.experts import EXPERT_WEIGHTS, transpose_experts
 from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.runs.storage import Files
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+EXPERT_WEIGHTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 SHARD_BYTES = 2_000_000_000  # at most, unless a single tensor is larger
 WEIGHT_METADATA = {"format": "pt"}
 # safetensors' names and bytes of torch's types, in the order in which a file holds them.
@@ -65,6 +70,29 @@ def published_spec(name: str, parameter: Any) -> TensorSpec:
 def published_specs(model: Any) -> dict[str, TensorSpec]:
     """Types and published shapes of a model's parameters, by Hugging Face name."""
     return {name: published_spec(name, parameter) for name, parameter in model.named_parameters()}
+
+
+def transpose_experts(name: str, tensor: Any) -> Any:
+    """Convert a weight of experts between the two layouts; any other weight is returned unchanged."""
+    return tensor.detach().transpose(1, 2).contiguous() if name.endswith(EXPERT_WEIGHTS) else tensor
+
+
+def check_orientation(config: Any) -> None:
+    """Check that shapes identify the layout of a mixture of experts, because transformers goes by shapes alone.
+
+    Args:
+        config: of the model; one without experts always passes.
+
+    Raises:
+        ValueError: a weight of the experts is square.
+    """
+    text = config.text_config
+    inner, hidden = getattr(text, "moe_intermediate_size", None), text.hidden_size
+    if inner is not None and hidden in (inner, 2 * inner):
+        raise ValueError(
+            f"hidden_size={hidden} with moe_intermediate_size={inner}: weights of the experts are square, so their "
+            "shapes do not show the layout of a checkpoint. Take a model with other sizes."
+        )
 
 
 @dataclass(frozen=True)

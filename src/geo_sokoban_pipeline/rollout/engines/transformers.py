@@ -19,11 +19,10 @@ from torch import Tensor
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
-from geo_sokoban_pipeline.policies.experts import transpose_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, extend_positions
-from geo_sokoban_pipeline.policies.weights import WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource, transpose_experts
 from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result, empty_result
 from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer

@@ -58,7 +58,6 @@ from geo_sokoban_pipeline.grpo.loss import (
     token_log_probs_and_entropy,
 )
 from geo_sokoban_pipeline.grpo.loss import entropy as token_entropy
-from geo_sokoban_pipeline.policies.experts import transpose_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy, allocate_weights, save_encoding, save_policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, cut_images
@@ -68,6 +67,7 @@ from geo_sokoban_pipeline.policies.weights import (
     TensorSpec,
     WeightSource,
     published_spec,
+    transpose_experts,
     write_checkpoint,
     write_tensors,
 )
