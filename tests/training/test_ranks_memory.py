@@ -39,9 +39,9 @@ def large(tiny_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_no_process_needs_the_whole_model(large: Path, count: int, tensor: int, bucket: int) -> None:
     """Over loading, three steps, saving, and sending weights, in resident memory; the driver included.
 
-    What is collected at once is a bucket: the driver, which encodes it, needs the memory of two at most, and more than
-    that of one. The others send theirs tensor by tensor. Where `tensor` is given, Megatron-Core splits each matrix among
-    so many ranks, which all have the small tower.
+    What is collected at once is a bucket: the driver, which encodes it, needs the memory of more than one and at most
+    two. The others send theirs tensor by tensor. Where `tensor` is given, Megatron-Core splits each matrix among so
+    many ranks, which all have the small tower.
     """
     empty = load_empty(PolicyOptions(), large)
     sizes = {name: parameter.numel() for name, parameter in empty.model.named_parameters()}
