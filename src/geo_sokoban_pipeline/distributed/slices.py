@@ -1,8 +1,8 @@
 """State of ranks on disk: every rank reads and writes its part, and any layout reads what any other has written.
 
 A slice is the part of a tensor that one rank holds: a range of its rows, or of the columns of these rows. Files of
-weights hold whole tensors in the published layout; one rank writes each file and receives what it lacks, one tensor at
-a time. Other tensors, such as moments, are written as slices, one file a rank, and an index lists where each lies.
+weights hold whole tensors in the published layout (`policies/weights.py`). Other tensors, such as moments, are written
+as slices, one file a rank, and an index lists where each lies.
 """
 
 from __future__ import annotations

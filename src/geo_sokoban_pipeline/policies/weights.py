@@ -1,8 +1,8 @@
 """The weights of a policy: where they are read from, the buckets in which they travel, and the files that hold them.
 
-They have Hugging Face's names and the layout of published checkpoints, whatever layout trains them. Everything that
-needs them elsewhere reads a `WeightSource`. A file equals what the safetensors library writes, byte for byte (tested),
-but a writer never needs more than one of its tensors in memory.
+They have Hugging Face's names and the layout of published checkpoints, whatever layout trains them. Engines, rollout
+workers and exports read a `WeightSource`. All safetensors files are written here. A file equals what the safetensors
+library writes, byte for byte (tested), but a writer never needs more than one of its tensors in memory.
 
 Checkpoints of Qwen3-VL-MoE hold the experts of a layer as one tensor, input dimension before output dimension:
 `mlp.experts.gate_up_proj` (experts, hidden, 2 · inner) and `mlp.experts.down_proj` (experts, inner, hidden). In memory
@@ -101,7 +101,7 @@ class WeightSource:
 
     Attributes:
         specs: by Hugging Face name; each weight is delivered in its type.
-        collect: the weights of some specs. Those that only other processes hold are sent by this call.
+        collect: the weights of some specs; other processes send what they alone hold.
         state: of the weights; another value after every change.
         folder: of the policy that they are read from; None: they are in memory.
     """
