@@ -207,3 +207,14 @@ def test_learning_rate_warms_up_stays_and_falls(iteration: int, expected: float)
         learning_rate=1.0, warmup_iterations=4, schedule_iterations=100, decay_fraction=0.3, decay_to=0.1
     )
     assert np.isclose(scheduled_rate(options, iteration), expected)
+
+
+@pytest.mark.parametrize("matrices", ["adamw", "muon"])
+def test_a_step_changes_the_state_of_the_weights(
+    tiny_policy: Policy, samples: list[TrainSample], matrices: Any
+) -> None:
+    """Else engines in other processes would keep the old ones: a fused step changes no version of torch's."""
+    backend = TorchBackend(copy.deepcopy(tiny_policy), OptimizerOptions(matrices=matrices))
+    before = backend.weight_source().state()
+    backend.step(samples[:1], SftObjective(), 1e-3)
+    assert backend.weight_source().state() != before

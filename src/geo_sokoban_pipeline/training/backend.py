@@ -7,7 +7,7 @@ its copy of the weights alike. Losses are divided by the counts of the whole ste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ class RankedBackend:
     def weight_source(self) -> WeightSource:
         """See `TrainBackend`; weights that this process lacks are sent when they are read."""
         if self._workers.drives_a_rank and not self._is_sharded:
-            return replace(self.own.weight_source(), state=lambda: self._changes)
+            return self.own.weight_source()
         return WeightSource(self._specs, self._collect, lambda: self._changes)
 
     def offload(self) -> None:

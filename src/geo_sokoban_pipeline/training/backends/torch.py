@@ -110,9 +110,10 @@ class RankState:
 
     def weight_source(self) -> WeightSource:
         """See `TrainBackend`."""
-        if not self._is_sharded:
-            return WeightSource.of_model(self.policy.model)
-        return WeightSource(self._specs(), self.collect, lambda: self._changes)
+        if self._is_sharded:
+            return WeightSource(self._specs(), self.collect, lambda: self._changes)
+        # Not the model's own state: a step of fused AdamW leaves the versions of torch's tensors as they are.
+        return replace(WeightSource.of_model(self.policy.model), state=lambda: self._changes)
 
     def collect(self, specs: Mapping[str, TensorSpec]) -> Bucket:
         """Whole weights in the published layout and the types of their specs, on rank 0; every rank calls this.
