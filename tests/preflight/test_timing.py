@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ def learn(subject: Subject, policy: Policy) -> None:
     """Store a policy whose weights are all ones as the run's after the warm start."""
 
     def write(folder: Path) -> dict[str, Any]:
-        save_policy(policy, folder, {name: torch.ones_like(value) for name, value in policy.model.state_dict().items()})
+        ones = copy.deepcopy(policy)
+        ones.model.load_state_dict({name: torch.ones_like(value) for name, value in ones.model.state_dict().items()})
+        save_policy(ones, folder)
         return {}
 
     write_folder(subject.models / "policy", write)
