@@ -131,7 +131,7 @@ def argument_sections(values: Mapping[str, Any]) -> list[Section]:
         ),
         _call_section(
             f"{own}.rewards",
-            "What turns of Sokoban are worth.",
+            "Rewards of the turns of Sokoban.",
             moves,
             set(),
             played.get("rewards", {}),

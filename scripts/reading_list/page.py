@@ -112,7 +112,7 @@ def read_page(page: str, name: str) -> set[str]:
 
 
 def _lines(name: str, paths: set[str]) -> Iterator[str]:
-    """A table of the modules by folder, with their lines; those of the step come first."""
+    """A table of the modules by folder; those of the step come first."""
     kinds = (
         {"of the step": _STEP, "of the task": _TASK, "of tools": ("",)} if name == "iteration" else {"in all": ("",)}
     )
@@ -122,9 +122,5 @@ def _lines(name: str, paths: set[str]) -> Iterator[str]:
         left -= chosen
         counts.append(f"{len(chosen)} {kind}")
         for folder, members in groupby(sorted(chosen, key=os.path.split), key=os.path.dirname):
-            rows.append(f"| `{folder or '.'}/` | {', '.join(map(_with_lines, members))} |")
-    return chain([f"| folder | modules ({', '.join(counts)}) with their lines |", "|---|---|"], rows, [""])
-
-
-def _with_lines(path: str) -> str:
-    return f"`{Path(path).stem}` {len((_SOURCE / path).read_text(encoding='utf-8').splitlines())}"
+            rows.append(f"| `{folder or '.'}/` | {', '.join(f'`{Path(path).stem}`' for path in members)} |")
+    return chain([f"| folder | modules ({', '.join(counts)}) |", "|---|---|"], rows, [""])

@@ -1,4 +1,4 @@
-"""Events of a run, in the driver's process: what it has come to, for a hook that waits for it or acts there.
+"""Events of a run, in the driver's process, for a hook that waits for one or acts there.
 
 A hook of `sys.addaudithook` hears them beside those of Python, whose names are others. Without one an event costs
 nothing.
@@ -14,7 +14,7 @@ EVENT = "geo_sokoban_pipeline.event"  # name of all of them among the audit even
 
 
 class Event(StrEnum):
-    """What has come; in brackets what it comes with."""
+    """Kinds of events; brackets name the value that comes with each."""
 
     RANKS = "ranks"  # have their processes (process ids, without the driver's)
     SFT_STEP = "sft_step"  # is done (its number, from 1 on)

@@ -31,7 +31,7 @@ class ControlOptions(StrictModel):
         1.1,
         gt=0,
         le=100,
-        description="CPU-seconds of SFT, in multiples of those that GRPO took. What a step costs is timed "
+        description="CPU-seconds of SFT, in multiples of those that GRPO took. The cost of a step is timed "
         "beforehand, and it costs less once all caches are full: with 1 a control would get a few percent too little.",
     )
 

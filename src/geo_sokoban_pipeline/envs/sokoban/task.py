@@ -74,7 +74,7 @@ class SokobanTask(Task):
         "warm_start": {
             "teacher": {
                 "factory": EXPERT,
-                "name": Setting("direct", "Who chooses the moves.", ("direct", "solver", "random_legal", "random")),
+                "name": Setting("direct", "Rule that chooses moves.", ("direct", "solver", "random_legal", "random")),
                 "patience": Setting(1, "`direct`: blocked moves before it gives up. None: it never does."),
                 "noise": Setting(0.0, "Share of moves replaced by random legal ones."),
             }
