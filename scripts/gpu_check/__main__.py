@@ -1,8 +1,8 @@
 """A rollout and ten updates at full size with random weights: tokens per second, model FLOP utilisation, and measured
 against planned memory.
 
-    python scripts/gpu_check                  on a GPU; writes docs/gpu.md
-    python scripts/gpu_check --thin           two layers, for any machine; writes nothing without --output
+    python scripts/gpu_check                  on a GPU
+    python scripts/gpu_check --thin           two layers, for any machine
 
 Qwen3-VL-2B trains on sequences of 4,096 tokens with checkpointing on and off, and by Megatron-Core; Qwen3-VL-8B with
 offload. Nothing is downloaded: weights are random, the tokenizer is the project's own, levels are generated. The
@@ -43,9 +43,8 @@ def main(words: Sequence[str] | None = None) -> int:
     named = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads of torch"
     page = describe(str(named), work, *_measure(device, work, thin=options.thin), peak=options.peak_tflops)
     print(page)  # noqa: T201
-    output = options.output or (ROOT / "docs" / "gpu.md" if device == "cuda" and not options.thin else None)
-    if output is not None:
-        output.write_text(page + "\n", encoding="utf-8")
+    if options.output is not None:
+        options.output.write_text(page + "\n", encoding="utf-8")
     return 0
 
 
@@ -89,7 +88,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peak-tflops", type=float, help="peak of the device in bfloat16, without sparsity, in 10^12/s"
     )
-    parser.add_argument("--output", type=Path, help="file for the page")
+    parser.add_argument("--output", type=Path, help="file for the page too")
     return parser.parse_args(words)
 
 

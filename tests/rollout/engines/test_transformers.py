@@ -6,8 +6,10 @@ import copy
 
 import numpy as np
 import pytest
+import torch
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.policies import qwen3_vl
 from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
 from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
@@ -141,3 +143,17 @@ def test_runs_repeat_bit_for_bit(talker, tasks, reference):
     for again, first in zip(play(talker, tasks), reference["sampled"], strict=True):
         assert again.token_ids.tobytes() == first.token_ids.tobytes()
         assert again.rollout_log_probs.tobytes() == first.rollout_log_probs.tobytes()
+
+
+def test_no_plan_of_attention_is_made_for_each_length(talker, tasks, monkeypatch):
+    """cuDNN's attention is off while the engine computes, and on again for training."""
+    seen, attend = [], qwen3_vl.attend
+
+    def note(*states):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*states)
+
+    monkeypatch.setattr(qwen3_vl, "attend", note)
+    play(talker, tasks[:1], turns=1)
+    assert set(seen) == {False}
+    assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
@@ -29,6 +30,8 @@ from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 
 _GROWTH = 1.5
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+# Without cuDNN: it plans anew for each length of the cache, which takes longer than a whole decoding step (docs/gpu.md).
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class SlotKvCache:
@@ -398,7 +401,7 @@ class TransformersEngine:
         batch = self._admit()
         if not batch:
             return []
-        with self.policy.computing():
+        with self.policy.computing(), sdpa_kernel(_ATTENTION):
             self._encode_images(batch)
             # Cached conversations are in the first rows, and stay there while the new ones are prefilled.
             known = [slot for slot in batch if slot.cached > 0]
