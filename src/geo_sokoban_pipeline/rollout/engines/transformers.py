@@ -30,7 +30,7 @@ from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 
 _GROWTH = 1.5
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Without cuDNN: it plans anew for each length of the cache, which takes longer than a whole decoding step (docs/gpu.md).
+# Without cuDNN: it plans anew for each length of the cache, longer than a decoding step takes (docs/gpu.md).
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
