@@ -27,15 +27,17 @@ from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_re
 from geo_sokoban_pipeline.distributed.process import LocalProcess, WorkerError
 from geo_sokoban_pipeline.distributed.ray_cluster import connected
 from geo_sokoban_pipeline.events import EVENT, Event
-from geo_sokoban_pipeline.policies.policy import save_policy
+from geo_sokoban_pipeline.policies.policy import load_as, save_policy
 from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.runs.storage import Rewind
+from geo_sokoban_pipeline.training.audit_scores import score_episodes
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.training.recovery import attempts
 from geo_sokoban_pipeline.training.rollout_workers import RolloutSide, RolloutWorkers
+from geo_sokoban_pipeline.trajectories.parquet import partition
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from ray_cluster import RayCluster
 from task_options import TrainOptions
@@ -390,11 +392,13 @@ class Stored:
     """What a run has given.
 
     Attributes:
+        validations: their episodes, by partition.
         folder: where episodes are stored as a run stores them; None: they are only kept.
     """
 
     folder: Path | None = None
     episodes: dict[str, pa.Table] = field(default_factory=dict)
+    validations: dict[str, pa.Table] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, episodes: Any, metrics: Any) -> None:
@@ -422,8 +426,10 @@ def go_on(setup: Setup, options: TrainOptions, folder: Path, stored: Stored) -> 
     """Continue the run of a folder; yields the number of each committed iteration."""
     inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:4])
     checkpoints = CheckpointsDataset(str(folder / "checkpoints"))
-    for episodes, _, metrics, checkpoint in run_grpo(inputs, read_resume_state(folder / "checkpoints")):
+    for episodes, validations, metrics, checkpoint in run_grpo(inputs, read_resume_state(folder / "checkpoints")):
         stored.add(episodes, metrics)
+        if isinstance(validations, dict):
+            stored.validations.update(validations)
         if checkpoint != {}:
             checkpoints.save(checkpoint)
         if isinstance(checkpoint, dict) and checkpoint:
@@ -500,6 +506,20 @@ def test_rollouts_beside_the_training_have_the_weights_before(undisturbed: tuple
         assert spans == {max(number - 1, 0)}
     assert [row["policy_version"] for row in stored.metrics.values()] == [0, 0, 1, 2]
     assert [row["rollout/staleness"] for row in stored.metrics.values()] == [0.0, 1.0, 1.0, 1.0]
+
+
+@slow
+def test_the_last_validation_is_played_by_the_newest_checkpoint(setup: Setup, undisturbed: tuple[Path, Stored]) -> None:
+    """By the weights, not only by the version that the episodes name."""
+    folder, stored = undisturbed
+    (last,) = [name for name in stored.validations if name.startswith(f"iter={ITERATIONS:05d}/")]
+    episodes = table_to_trajectories(stored.validations[last])
+    gaps = {}
+    for checkpoint in (ITERATIONS - 2, ITERATIONS - 1):
+        policy = load_as(setup.options.policy, folder / "checkpoints" / partition(checkpoint))
+        scores = score_episodes(episodes, policy, setup.options.optimizer, ITERATIONS)
+        gaps[checkpoint] = max(np.abs(one.gaps).max() for one in scores)
+    assert gaps[ITERATIONS - 1] < 1e-4 < gaps[ITERATIONS - 2]
 
 
 @slow
