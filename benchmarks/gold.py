@@ -124,7 +124,7 @@ def git(*words: str) -> str:
 
 
 def read_record(path: Path | None, commit: str) -> dict[str, Any]:
-    """What is recorded of a commit already.
+    """The records of a commit so far.
 
     Raises:
         ValueError: the file is of another commit.

@@ -10,7 +10,8 @@ were written since; with `--slow`, slow tests count, too.
     make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/"
     make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/ --again mutants.json --budget 600"
 
-What no test should notice is left out: texts of errors and of the log, annotations and type aliases, `strict=` of zip.
+Changes that no test should notice are left out: texts of errors and of the log, annotations and type aliases,
+`strict=` of zip.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Coverage:
 
     Attributes:
         seconds: of each test, while it was measured.
-        lines: tests by module and line; what is executed as a module is imported belongs to no test.
+        lines: tests by module and line; lines executed at the import of a module belong to no test.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Coverage:
         lines = self.lines.get(mutant.file, {})
         statement = statement_at((ROOT / PACKAGE / mutant.file).read_text(encoding="utf-8"), mutant.line)
         found = {test for line in statement for test in lines.get(line, ())}
-        # What is executed at the import is met by every test of the module.
+        # Every test of the module meets the lines that are executed at its import.
         found = found or {test for tests in lines.values() for test in tests}
         name, chosen, total = Path(mutant.file).stem, list[str](), 0.0
         for test in sorted(found, key=lambda test: (name not in test.partition("::")[0], self.seconds[test], test)):

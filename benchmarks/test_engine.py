@@ -142,7 +142,7 @@ def test_cached_against_uncached(
 class Observing:
     """CPU-seconds of making observations: text, image, message, decoding a prompt's image, PNG file and patches.
 
-    Reading the clock takes as long as finding a known image; what it takes is measured and left out.
+    Reading the clock takes as long as finding a known image; its time is measured and left out.
     """
 
     seconds: float = 0.0

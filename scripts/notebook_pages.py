@@ -53,7 +53,7 @@ def write_page(notebook: Any, executed: Any | None) -> str:
 
 
 def execute(path: Path) -> str | None:
-    """Execute a notebook into `build/notebooks`; what stopped it, None if nothing did."""
+    """Execute a notebook into `build/notebooks`; returns the error that stopped it, or None."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 

@@ -2,7 +2,7 @@
 
 Both systems load the same briefly trained weights and do their steps in turns, each in a process of its own, so that a
 slow moment of the machine hits both. A third process is this project with its cache across turns off: the difference
-that remains has other causes. What is compared, and what is not: docs/benchmarks.md. Run with `make bench-peer`.
+that remains has other causes. docs/benchmarks.md says what is compared. Run with `make bench-peer`.
 """
 
 from __future__ import annotations

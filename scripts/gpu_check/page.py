@@ -82,8 +82,8 @@ def describe(device: str, work: Work, played: Played, rows: Sequence[Row], peak:
 _NOTES = (
     "Weights and moments are float32, matrix products bfloat16. FLOPs are those that the model needs: two per weight "
     "of every matrix and token, attention, a backward pass as two forward passes, the output layer at trained tokens "
-    "only. What is computed twice counts once. Planned memory is what the pre-flight counts (`preflight/memory.py`); "
-    "a case whose plan is larger than the device was not run."
+    "only. A value that is computed twice counts once. Planned memory is the count of the pre-flight "
+    "(`preflight/memory.py`); a case whose plan is larger than the device was not run."
 )
 
 

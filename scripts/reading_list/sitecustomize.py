@@ -1,7 +1,7 @@
 """Records which functions of the package a process executes: Python imports this module as it starts from this folder.
 
 `page.py` puts the folder on `PYTHONPATH` of a command, so that its ranks and Ray's workers are recorded too, with all
-their threads. What runs at import, and what a hook calls, does not count.
+their threads. Code at import and calls of hooks do not count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Masking: what may be a secret, in commands and addresses, is shown and stored as stars.
+"""Masking: possible secrets in commands and addresses are shown and stored as stars.
 
 The rules rather mask too much: where it is open how far a secret goes, everything to the end is masked.
 """

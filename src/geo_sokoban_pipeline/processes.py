@@ -2,8 +2,8 @@
 
 A child process calls `end_with_parent` first of all. `tether` replaces itself by a command that the kernel terminates
 with its parent. `supervise` runs a command that starts further processes, and ends them all. The last two run this file
-as a script (`python -I -S processes.py tether|supervise …`), so only the standard library is imported here. What the
-kernel does works on Linux only.
+as a script (`python -I -S processes.py tether|supervise …`), so only the standard library is imported here. The
+kernel's part works on Linux only.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def registered_here() -> dict[str, str]:
 def _load() -> tuple[dict[str, Task], TaskError | None]:
     """The tasks that come before the first registration that cannot be used, and what is wrong with that.
 
-    Read once per process: what is registered does not change during a command.
+    Read once per process: the registry does not change during a command.
     """
     tasks: dict[str, Task] = {}
     places: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What stands in the place of a kernel."""
+"""Stands in the place of a kernel, and raises."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class DataOptions(StrictModel):
     """Options of a task's data: its model inherits from here, and has a `source` and a `seed`.
 
     Attributes:
-        UNUSED: by source, fields that change none of its rows (`section.field` of a nested one). What is not named here
-            belongs to the identity of the data.
+        UNUSED: by source, fields that change none of its rows (`section.field` of a nested one). All
+            others belong to the identity of the data.
     """
 
     UNUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {}

@@ -1,6 +1,6 @@
 """Options of the SGLang servers that sample responses.
 
-What may be a secret never stands in a stored file: values of `environment` are secrets of pydantic's, which write
+Possible secrets never stand in a stored file: values of `environment` are secrets of pydantic's, which write
 themselves as stars, and of an API key the options only name the environment variable.
 """
 
@@ -211,7 +211,7 @@ class ServerOptions(StrictModel):
         return self
 
     def _check_urls(self) -> None:
-        """Addresses hold nothing but scheme, host, port and path: what else could stand there may be a secret."""
+        """Addresses hold nothing but scheme, host, port and path: other parts may be secrets."""
         for url in self.urls:
             address = re.split(r"[/?#]", url.rpartition("@")[2].rpartition("://")[2])[0]
             if "@" in url:

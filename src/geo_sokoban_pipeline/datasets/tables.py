@@ -33,7 +33,7 @@ def save_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], 
 
     Raises:
         DatasetError: the stored file holds something else; the message says why that may be, and the way out.
-        OSError: no space, read-only folder; what was stored is unchanged.
+        OSError: no space, read-only folder; the stored file is unchanged.
     """
     if not write_once(path, write, holds):
         raise DatasetError(

@@ -244,8 +244,8 @@ class SharedSums:
     """Sums of float32 tensors over the ranks of one machine, by memory that all of them map.
 
     By gloo, whose threads wake up two dozen times for it, the two sums of a step of the default policy take 5 % of its
-    CPU time. What is large or not in the memory of the CPU goes there all the same, and everything where memory cannot
-    be shared. Terms are added in the order of the ranks.
+    CPU time. Tensors that are large or not in the memory of the CPU go there all the same, and all of them where
+    memory cannot be shared. Terms are added in the order of the ranks.
     """
 
     def __init__(self, rank: int, size: int, store: dist.Store | None) -> None:

@@ -1,4 +1,4 @@
-"""A connection to a Ray cluster, and the places in it: what a process takes, and who waits for it how long.
+"""A connection to a Ray cluster, and the places in it: their size, and the patience of those that wait for one.
 
 The driver may sit on a machine without a GPU. Ray restarts nothing by itself. The environment is after a connection
 what it was before.
@@ -156,7 +156,7 @@ class Bundles:
             self.free()
 
     def free(self) -> None:
-        """Free all; what still runs there ends."""
+        """Free all; processes that still run there end."""
         from ray.util.placement_group import remove_placement_group
 
         remove_placement_group(self.group)

@@ -123,7 +123,7 @@ class Actor:
         return self._host.build(load)
 
     def call(self, method: str, stream: int | None, *arguments: Any) -> CallResult:
-        """Call a method; what it emits waits for `hear`, and an end mark follows.
+        """Call a method; its items wait for `hear`, and an end mark follows.
 
         Args:
             stream: number of its stream; None: it emits nothing.

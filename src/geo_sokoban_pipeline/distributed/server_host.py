@@ -60,7 +60,7 @@ class ServerHost:
             ServerLost: its interpreter is missing, or its port is taken.
         """
         if self._program is None:
-            # A server is no process of Ray, and has no business with its token.
+            # A server is no process of Ray, so it must not inherit Ray's token.
             variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
             if self._spec.gpus is not None:
                 variables["CUDA_VISIBLE_DEVICES"] = ",".join(self._spec.gpus)

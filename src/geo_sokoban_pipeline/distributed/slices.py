@@ -251,7 +251,7 @@ def _read_place(entry: Mapping[str, Any]) -> Slice:
 def _read_file(piece: _Piece, name: str, wanted: Slice) -> Tensor:
     """A part of a tensor that a file has."""
     rows = _shifted(wanted.rows, piece.place.rows)
-    # Opened anew for each tensor: what was read of an open file counts in this process's memory.
+    # Opened anew for each tensor: pages read of an open file count in this process's memory.
     with safe_open(piece.path, "pt") as file:
         stored = file.get_slice(name)
         if wanted.columns is None or wanted.columns == piece.place.columns:

@@ -210,7 +210,7 @@ class _EntryAudit:
         uncommitted = (
             f"{len(self.beyond)} iterations lie beyond the newest checkpoint: the next command makes them again"
         )
-        left_out = "thinned by loop.retention: what needs tokens, or whole groups, is not checked for them"
+        left_out = "thinned by loop.retention: checks that need tokens or whole groups leave them out"
         notes = {
             "contract": [f"{self.thinned} episodes are {left_out}"] if self.thinned else [],
             "parts": [uncommitted] if self.beyond and self.entry.goes_on else [],
@@ -285,7 +285,7 @@ class _EntryAudit:
         twice = [(episode.trajectory_id, "its id occurs in another part too") for episode in stored]
         self._note("contract", [one for one in twice if one[0] in self._ids], name)
         self._ids |= {episode.trajectory_id for episode in stored}
-        if not has_tokens:  # retention has left them out; what follows compares tokens
+        if not has_tokens:  # retention has left them out; the checks below compare tokens
             return
         chosen = stored if each is None else [stored[place] for place in spread(len(stored), each)]
         codec = self.policy.codec

@@ -1,7 +1,7 @@
 """Checks of stored episodes and prompts that need neither a model nor a replay, one function each.
 
-A finding breaks a guarantee. What a sound run may have too (a group without a signal, a text that repeats itself) is
-counted in a note and never a finding.
+A finding breaks a guarantee. A trait that a sound run may have too (a group without a signal, a text that repeats
+itself) is counted in a note and never a finding.
 """
 
 from __future__ import annotations

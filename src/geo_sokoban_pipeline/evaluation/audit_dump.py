@@ -1,7 +1,7 @@
 """Audit of rollouts that other trainers have written: the checks that need neither tokens nor a mask.
 
 verl's `trainer.rollout_data_dir` holds one JSON-lines file per step, TRL's `log_completions` one parquet file per step.
-Both become rows of prompt, response and reward; what a dump does not hold is not checked, and a note says so.
+Both become rows of prompt, response and reward. A note names the checks for which a dump holds no data.
 """
 
 from __future__ import annotations

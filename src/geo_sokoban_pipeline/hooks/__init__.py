@@ -1,4 +1,4 @@
-"""Hooks: what holds for every run, whatever its nodes do.
+"""Hooks: the rules that hold for every run, whatever its nodes do.
 
 Parameters are checked before any work, one process at a time owns a run's folders, and MLflow watches from outside.
 """

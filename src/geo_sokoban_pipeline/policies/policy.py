@@ -340,7 +340,7 @@ def use_types(policy: Policy) -> dict[str, Any]:
     """Torch dtypes, by parameter name, in which a policy that is not trained can be stored.
 
     Those of matrix products are in the compute type. Every pass would round them so: log-probs stay the same bit for
-    bit. What a pass does not round stays as it is: norms, embeddings and routers.
+    bit. Norms, embeddings and routers, which no pass rounds, stay as they are.
     """
     import torch
 

@@ -147,7 +147,7 @@ class WeightSource:
 
         def read(name: str) -> Tensor:
             note_progress()
-            # Opened anew for each tensor: what was read of an open file counts in this process's memory.
+            # Opened anew for each tensor: pages read of an open file count in this process's memory.
             with safe_open(paths[name], "pt") as file:
                 own: Tensor = file.get_tensor(name).clone()
             return own

@@ -218,7 +218,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _delete(entry: Path) -> None:
-    """Delete a file, link or folder, whose name goes first; what a link names stays."""
+    """Delete a file, link or folder, whose name goes first; the target of a link stays."""
     doomed = entry.with_name(f".{entry.name}.{uuid.uuid4().hex[:8]}.tmp")
     entry.rename(doomed)
     if doomed.is_dir() and not doomed.is_symlink():

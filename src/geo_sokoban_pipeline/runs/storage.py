@@ -61,7 +61,7 @@ def write_atomic(path: Path, write: Callable[[Path], object], *, flush: bool = T
 
 
 def write_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], bool | None]) -> bool:
-    """Write a file where there is none; what is there stays.
+    """Write a file where there is none; a file that is there stays.
 
     Several processes may make the same file at once: the first to finish puts it in place, by a link that fails where
     there is a file already, and each of the others compares its own with it.
@@ -74,7 +74,7 @@ def write_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path],
         Whether the stored file now holds what was written; False: another one was there, and still is.
 
     Raises:
-        OSError: no space, read-only folder; what was stored is unchanged.
+        OSError: no space, read-only folder; the stored file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -160,7 +160,7 @@ class Filled:
 class Rewind:
     """Saved in place of data by iteration: go back to where `after` is the last iteration (−1: nothing is left).
 
-    What killed processes have left half-written goes too.
+    Half-written files of killed processes go too.
     """
 
     after: int
@@ -170,7 +170,7 @@ class Rewind:
 class Thin:
     """Saved in place of training episodes: thin those of the iterations `first` to `last` (`trajectories/thinning.py`).
 
-    A file is thinned once; what is thinned already stays as it is.
+    A file is thinned once; one that is thinned already stays as it is.
     """
 
     first: int

@@ -70,7 +70,7 @@ class StudyFolder:
 
     def begin_generation(self, members: Sequence[StudyRun]) -> None:
         """Begin all members anew: none of them counts as begun or finished, also if this is interrupted halfway."""
-        # The token goes first: what was recorded under another one does not count, whether it is deleted or not.
+        # The token goes first: records under another one do not count, whether they are deleted or not.
         write_json(self._generation, {"token": uuid.uuid4().hex, "members": [member.run_id for member in members]})
         for member in members:
             self.record(member).unlink(missing_ok=True)

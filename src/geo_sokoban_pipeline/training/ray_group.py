@@ -1,6 +1,6 @@
 """A run in a Ray cluster: how many ranks and servers find a place, and the user's code that they get.
 
-Where the cluster has too little place for all ranks, the group is smaller if `ray.min_processes` allows it. So are
+Where the cluster is too small for all ranks, the group has fewer, down to `ray.min_processes`. The same holds for
 servers without ranks.
 """
 
@@ -68,7 +68,7 @@ def find_largest(
 def warn_of_fewer(what: str, found: int, wanted: int, options: TrainOptions) -> None:
     if found < wanted:
         logger.warning(
-            "the cluster has place for %d of %d %s, which go on alone (ray.min_processes=%d)",
+            "the cluster has place for %d of %d %s: continuing with these (ray.min_processes=%d)",
             found,
             wanted,
             what,

@@ -162,7 +162,7 @@ class _Rollout:
         return self._chosen([self.waiting.popleft()]) if self.waiting else None
 
     def rest(self, workers: int) -> list[Groups]:
-        """What nobody has begun, by the worker that aborts it."""
+        """Groups that have not begun, by the worker that aborts them."""
         left = list(self.waiting)
         self.waiting.clear()
         return [self._chosen(left[worker::workers]) for worker in range(workers)]
@@ -446,7 +446,7 @@ class RolloutWorkers:
         self._looked = time.monotonic()
         for slot in self._slots:
             if slot.watch.standstill() > timeout:
-                how = "been silent" if slot.watch.silence > timeout else "not got on with its work"
+                how = "been silent" if slot.watch.silence > timeout else "made no progress"
                 cause = WorkerHangs(f"{slot.handle.title} hangs: it has {how} for {timeout:g} s.")
                 self._events.put(_Event(slot.handle, 0, cause, is_over=True))
 
@@ -589,8 +589,8 @@ class RolloutSide:
     def take_metrics(self) -> dict[str, float]:
         """Metrics of the rollouts since the last call, see `RolloutWorkers`, and of ranks, workers and servers.
 
-        Who collects begins with a call that drops the times of validations. What is counted counts since the call
-        before that one.
+        Call it once before a rollout, to drop the times of validations. Counters cover the time since the call before
+        the previous one.
         """
         found = {} if self.workers is None else self.workers.take_metrics()
         if self.missing:

@@ -232,7 +232,7 @@ class WorkerGroup:
     def close(self, *, patient: bool = True) -> None:
         """End the workers."""
         handles, self.handles = self.handles, []
-        # Rank 0 of this process comes last: what it waits for in a collective fails when the others have ended.
+        # Rank 0 of this process comes last: its collectives fail when the others have ended.
         self._together([partial(handle.close, patient=patient) for handle in handles[1:]])
         for handle in handles[:1]:
             handle.close(patient=patient)

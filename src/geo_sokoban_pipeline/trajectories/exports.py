@@ -1,6 +1,6 @@
 """Stored episodes as training data for other trainers: token-exact, as chat, and as preference pairs.
 
-What an episode's tokens and mask say is kept as it is: `input_ids` are the stored ids, `labels` repeat those that the
+An episode's tokens and mask are kept as they are: `input_ids` are the stored ids, `labels` repeat those that the
 policy wrote and are −100 elsewhere, so supervised training on `tokens` sees exactly what the policy saw. `chat` and
 `pairs` hold the same turns as messages, for trainers that apply a template of their own. The folder opens with
 `datasets.load_dataset(folder, name)` and by the hub's viewer, without this package.

@@ -122,8 +122,8 @@ class Place:
 class StoredResponse:
     """One response of the policy: its text, the parsed action, the environment's info, `count_repeats` of the text.
 
-    Equal responses of a table are one object, and objects are compared by identity: what follows from a response alone
-    is cheap to cache.
+    Equal responses of a table are one object, and objects are compared by identity: values that follow from a
+    response alone are cheap to cache.
     """
 
     text: str

@@ -3,7 +3,7 @@
 A file is one row group with the image bytes in one dictionary, so a repeated frame costs its bytes once, on disk and
 in memory. The file stores no Arrow schema of its own: types come from parquet, and a reader that does not ask for a
 dictionary gets plain bytes. Float columns are not dictionary-encoded, which keeps -0.0 and 0.0 apart. Lists and texts
-are compressed; what is a number or one of few words per episode is not, and it alone has minimum and maximum.
+are compressed; numbers and columns of few words are not, and these alone have minimum and maximum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Schemas of stored episodes: one row per episode, one pinned Arrow schema, one validator.
 
 The schema is plain Arrow without map types, so pandas, polars, DuckDB and `datasets` open the files without this
-package. What a reader must know beyond the columns (which token id is an image pad, how many patches one pad stands
+package. All else that a reader must know (which token id is an image pad, how many patches one pad stands
 for, which tokenizer, chat template and processor made the ids) is in the schema's metadata, so a table is checked
 from its own content alone. A table that `validate_trajectories` accepts keeps every rule of the trajectory contract.
 """

@@ -102,7 +102,7 @@ REJECTED = pa.schema(
     ]
 )
 
-# Raw rows: what a source holds, in one schema, before anybody looks into it.
+# Raw rows of a source in one schema, before any check.
 
 
 _KNOWN = ("images", "problem", "answer")
@@ -547,7 +547,7 @@ def index_rows(
 
     Args:
         rows: raw rows.
-        rejected: what is no problem is added here.
+        rejected: rows that are no problems are added here.
     """
     for raw in rows:
         head = {"row_id": raw["row_id"], "source_split": raw["source_split"], "split": None}

@@ -32,7 +32,7 @@ def read_problems(
     Args:
         parameters: `params:geo3k` or `params:geo3k_multi_turn`, see `Geo3kDataOptions`.
         section: name of the parameters.
-        hub: how rows of the hub are had; needed for `source=hub`.
+        hub: reads rows from the hub; needed for `source=hub`.
     """
     from geo_sokoban_pipeline.envs.geo3k.sources import open_source
 

@@ -240,7 +240,7 @@ class Geo3kEnv:
         """Begin the gradings of the step with this response, and of the end of the episode, in the background.
 
         Returns:
-            What the step waits for: the grade of the call's answer, if there is one.
+            The grade of the call's answer, for which the step waits, if there is one.
         """
         self._sheet.prepare(self._sheet.text([*self._sheet.responses, text]))
         call = self._read(text)

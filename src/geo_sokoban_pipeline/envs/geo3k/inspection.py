@@ -30,7 +30,7 @@ def inspect_problems(
     Args:
         section: name of the data's parameters.
         rows: problems drawn, or rows read, at most.
-        hub: how rows of the hub are had.
+        hub: reads rows from the hub.
         stored: folder of the prompts tables in 05_model_input.
     """
     sample = DataSample()

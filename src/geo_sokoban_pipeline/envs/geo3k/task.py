@@ -289,7 +289,7 @@ class AnswerTask(GeometryTask):
 
 
 class OwnAnswers(AnswerTask):
-    """Evaluation in an environment of one's own: what the prompts mean, only that environment knows."""
+    """Evaluation in an environment of one's own: only that environment knows the meaning of the prompts."""
 
     def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, ExpertOptions]:
         """The expert; the one of geometry takes one of a row's candidates, and knows how to write the label."""

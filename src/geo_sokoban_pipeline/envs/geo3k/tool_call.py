@@ -1,7 +1,7 @@
 """Grammar of the scoring call: `<tool_call>{"name": …, "arguments": {"answer": …}}</tool_call>`, the last one counts.
 
 Policies write LaTeX into JSON as they write it elsewhere, with one backslash. Such answers are read as they were meant.
-Reading takes time linear in the text and never raises, whatever the text holds: what is no call is None.
+Reading takes time linear in the text and never raises, whatever the text holds: a text without a call gives None.
 """
 
 from __future__ import annotations

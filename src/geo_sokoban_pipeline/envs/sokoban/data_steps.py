@@ -33,7 +33,7 @@ def read_levels(
 
     Args:
         parameters: `params:sokoban`, see `SokobanDataOptions`.
-        hub: how rows of the hub are had; needed for `source=hub`.
+        hub: reads rows from the hub; needed for `source=hub`.
         track: shows the progress of the solver.
     """
     from geo_sokoban_pipeline.envs.sokoban.data import RAW_LEVELS, REJECTED, raw_level_row

@@ -46,7 +46,7 @@ def answer_blocks(text: str) -> list[str]:
     return _ANSWER.findall(text.rpartition(_THINK_END)[2])
 
 
-# Arguments of the environment: what is refused, and how it is named.
+# Arguments of the environment, and the errors that refuse them.
 
 
 # Of every number among the arguments, the same as of the data's options where these have it too.
@@ -95,7 +95,7 @@ def _read_rewards(given: Any) -> MoveRewards:
     return MoveRewards(**rewards)
 
 
-# Observation texts: what stands beside the image. `full` explains and asks, `brief` costs next to no tokens.
+# Observation texts beside the image. `full` explains and asks, `brief` costs next to no tokens.
 
 
 STYLES = ("full", "brief")

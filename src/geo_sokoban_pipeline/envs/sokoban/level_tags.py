@@ -1,4 +1,4 @@
-"""Tags of Sokoban's episodes: what a look at the moves would find.
+"""Tags of Sokoban's episodes, found by a look at the moves.
 
 The rules read moves and the environment's info alone, so they need neither boards nor images. Infos without the fields
 of `SokobanEnv` (an environment of one's own) give no tags that depend on them.

@@ -401,8 +401,8 @@ def generate_levels(
             walls with a closed border.
         lengths: level i gets fewest moves `lengths[i % len(lengths)]`, so that `range(1, 9)` gives equal counts; None:
             any length within the bounds, about uniform over those that the drawn walls and targets offer.
-        max_states: search limit of the solver that verifies levels too large to enumerate; what it cannot finish is
-            discarded.
+        max_states: search limit of the solver that verifies levels too large to enumerate; levels that it
+            cannot finish are discarded.
         max_attempts: draws in a row without a new level after which the setting counts as exhausted (small ones are
             then listed completely first).
         return_fewer: return what there is instead of raising `LevelsExhaustedError`.

@@ -103,7 +103,7 @@ def train_grpo(
     identity: dict[str, Any],
     seed: int,
 ) -> Iterator[tuple[Any, ...]]:
-    """The GRPO loop: what it yields is saved by Kedro before the loop continues."""
+    """The GRPO loop: Kedro saves each result before the loop continues."""
     from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
     from geo_sokoban_pipeline.training.recovery import attempts
 

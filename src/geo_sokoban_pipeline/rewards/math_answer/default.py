@@ -1,7 +1,7 @@
 """The default grader: safe rules first, algebra last.
 
 The answer is the last box of what was said after the thoughts. Answer and label are brought to one spelling; equations
-where the label is none, hedges and several values are refused; texts and exact numbers are compared; what is left
+where the label is none, hedges and several values are refused; texts and exact numbers are compared; the rest
 becomes a question to algebra, if both have the same letters. Units must agree where both sides have one; most labels
 have none. No text is evaluated as Python.
 """
@@ -216,7 +216,7 @@ def extract_answer(response: str) -> str | None:
     """Content of the last box behind the last `</think>`, or in the whole text where there is none.
 
     Args:
-        response: text of the policy; what an environment said must not be in it.
+        response: text of the policy, without the environment's.
 
     Returns:
         None: there is no box, or the last one has no brace or is not closed.
@@ -239,7 +239,7 @@ def matching_brace(text: str, opening: int) -> int | None:
     return None
 
 
-# Shape: what kind of thing a normalised text is, so that who commits to nothing is refused before any algebra.
+# Shape: the kind of a normalised text, so that an answer that commits to nothing is refused before any algebra.
 
 _MACRO = r"\\[A-Za-z]+"
 # One letter at a time: two ways to split a word would be exponentially many for a sentence.
@@ -541,8 +541,8 @@ def _unwrap(text: str) -> str:
     return text
 
 
-# Units: what may stand behind a number without being part of it. One letter is a unit only where the label holds no
-# letter, since in algebra it is a factor.
+# Units: words that may stand behind a number without being part of it. One letter is a unit only where the label
+# holds no letter, since in algebra it is a factor.
 
 _WORDS = {  # and their short forms
     **{"degree": "deg", "radian": "rad", "unit": "unit", "meter": "m", "metre": "m", "inche": "in", "inch": "in"},

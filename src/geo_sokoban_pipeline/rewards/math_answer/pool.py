@@ -271,7 +271,7 @@ class WorkerProcess:
         poller.register(pipe, select.POLLIN)
         deadline = time.monotonic() + seconds
         while b"\n" not in self._unread:
-            # Looked at once even when the time is over: what the worker has written by then counts.
+            # Looked at once even when the time is over: an answer written by then counts.
             left = max(0.0, deadline - time.monotonic())
             if not poller.poll(left * 1000):
                 return None

@@ -1,7 +1,7 @@
 """Parity with the original math checker (`slime_exact`), with the same behind thoughts (`deepscaler`) and with its
 historic form for geometry (`geo3k`), rule for rule.
 
-Nothing here is improved: what looks wrong (a short left side that vanishes, everything after a spaced text macro) is
+Nothing here is improved: apparent faults (a short left side that vanishes, everything after a spaced text macro) is
 how the original decides, and the `default` grader is where such answers are refused. No answer is evaluated as Python.
 """
 

@@ -1,1 +1,1 @@
-"""Rollout engines: what turns token ids and images into sampled responses."""
+"""Rollout engines turn token ids and images into sampled responses."""

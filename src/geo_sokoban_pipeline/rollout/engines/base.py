@@ -85,7 +85,7 @@ def join_results(first: Result, second: Result) -> Result:
 
 
 class EngineControl(Protocol):
-    """What samples responses, here or in other processes, as those see it who train.
+    """The part of an engine that the trainer uses, wherever responses are sampled.
 
     Attributes:
         in_process: whether it samples with the policy's own model.

@@ -139,7 +139,7 @@ class RankState:
             weight.copy_(self._gather(name, weight.dtype))
 
     def offload(self) -> None:
-        """See `TrainBackend`; what is offloaded is in the memory of the CPU already."""
+        """See `TrainBackend`; with `optimizer.offload` the state is in the memory of the CPU already."""
         self._move("cpu")
 
     def onload(self) -> None:

@@ -444,7 +444,7 @@ def reach(origin: complex, direction: complex, pieces: np.ndarray) -> float:
     """Distance along a ray to the first straight piece, infinite if it meets none.
 
     Args:
-        origin: start of the ray; what is met within three pixels of it meets there.
+        origin: start of the ray; lines met within three pixels of it meet there.
         direction: of length 1.
         pieces: (n, 4) ends.
     """
@@ -629,7 +629,7 @@ def _pixels(layout: FigureLayout) -> np.ndarray:
 
 
 def _write(pixels: np.ndarray, text: str, x: int, y: int, size: int) -> None:
-    """Lay a text over the image, its baseline starting at (x, y); what is outside is cut off."""
+    """Lay a text over the image, its baseline starting at (x, y), and cut it at the edges."""
     mask = text_mask(text, size)
     left, top = x - mask.origin[0], y - mask.origin[1]
     height, width = mask.pixels.shape

@@ -2,8 +2,8 @@
 
 The grid of the policy's patches has 16 px at scale 1. A number's two digits lie on either side of an upright line of
 that grid, each in a column of its own, and its place depends on the family alone; the lines are to scale and move with
-the angle. What is asked is always `x`, so only the figure tells which rule holds. Each image also has a length, which
-no rule uses: it multiplies the images. Splits differ by family and angle, whatever the length.
+the angle. The question always asks for `x`, so only the figure tells which rule holds. Each image also has a length,
+which no rule uses: it multiplies the images. Splits differ by family and angle, whatever the length.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def assign_angles(
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """Angles of families by split: those of `held_out_angles` have their own, the others share the rest.
 
-    What is held out of one family stays, as far as that is possible, with another family in the rest: then a policy can
-    know the number, and only its meeting with the figure is new.
+    A number held out of one family stays, as far as that is possible, with another family in the rest: then a policy
+    can know the number, and only its meeting with the figure is new.
 
     Args:
         families: of `TINY_FAMILIES`.

@@ -187,7 +187,7 @@ class ServerClient:
 
 
 async def _stream(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
-    """Pieces, cut where they are long: what a socket does not take at once is copied."""
+    """Pieces, cut where they are long: a socket copies the rest of a piece that it does not take at once."""
     for piece in pieces:
         for first in range(0, len(piece), _SENT_BYTES):
             yield piece[first : first + _SENT_BYTES]

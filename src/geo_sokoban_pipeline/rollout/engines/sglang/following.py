@@ -71,7 +71,7 @@ class FollowingFleet(Fleet):
     async def _begin(self, server: Server) -> None:
         if await server.answers():
             await server.move(server.url)
-        else:  # nobody has noticed so far, and only the other process can bring it back
+        else:  # not noticed so far, and only the other process can bring it back
             await self._restart(server, ServerLost(f"{server.url} does not answer"))
 
     async def _restart(self, server: Server, fault: ServerFault) -> None:

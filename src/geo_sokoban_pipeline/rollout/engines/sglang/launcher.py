@@ -86,7 +86,7 @@ class OwnServer(Protocol):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the command of a server takes of its policy; picklable.
+    """The facts about a policy that the command of a server needs; picklable.
 
     Attributes:
         dtype: of the policy.

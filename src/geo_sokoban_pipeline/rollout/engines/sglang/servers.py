@@ -46,7 +46,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import WeightUpda
 logger = logging.getLogger(__name__)
 _PORT_TRIES = 3
 _PAUSE_SECONDS = 1.0
-# What a server gives up while others use its GPU, by SGLang's names.
+# The parts that a server gives up while others use its GPU, by SGLang's names.
 _WEIGHTS, _CACHE = "weights", "kv_cache"
 
 
@@ -248,7 +248,7 @@ atexit.register(IDLE.end)
 
 @dataclass(frozen=True)
 class Launcher:
-    """What starts servers, and keeps those that no engine uses.
+    """Starts servers, and keeps those that no engine uses.
 
     Attributes:
         server: a server by its number, which is not started yet.

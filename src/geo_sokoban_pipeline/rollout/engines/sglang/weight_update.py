@@ -169,7 +169,7 @@ class WeightUpdate:
         self._note(zip(self._members, answers, strict=True))
 
     async def _dismiss(self) -> None:
-        """Have all members leave the group; a member closes its connections, and nobody waits for it any longer."""
+        """Have all members leave the group; a member closes its connections, and the others stop waiting for it."""
         if self._is_dismissed:
             return
         self._is_dismissed = True
@@ -412,7 +412,7 @@ class UpdateGroup:
         self._store = None
 
     def leave(self) -> None:
-        """Close the connections; what other ranks wait for fails."""
+        """Close the connections; waiting calls of other ranks fail."""
         self.close_store()
         made, self._group = self._group, None
         if made is not None:

@@ -2,8 +2,8 @@
 
 Megatron fuses what one product computes: query, key and value rows of each group of heads lie behind each other, gate
 and up rows too. Row-parallel matrices are split by columns. Of what a rank of a tensor-parallel group has, the ranks of
-equal number hold a range of rows each. All of that is a table of rows, made once from the configuration; what leaves
-the ranks, for disk, engines and optimizers, has Hugging Face's names and shapes.
+equal number hold a range of rows each. All of that is a table of rows, made once from the configuration. Tensors
+that leave the ranks, for disk, engines and optimizers, have Hugging Face's names and shapes.
 """
 
 from __future__ import annotations
