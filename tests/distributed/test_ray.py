@@ -133,10 +133,9 @@ import os
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.ray_cluster import connected
 before = dict(os.environ)
-for _ in range(2):
-    with connected(RayOptions(), 1):
-        assert "RAY_AUTH_TOKEN" in os.environ
-    assert dict(os.environ) == before, set(os.environ) ^ set(before)
+with connected(RayOptions(), 1):
+    assert "RAY_AUTH_TOKEN" in os.environ
+assert dict(os.environ) == before, set(os.environ) ^ set(before)
 print("as before")
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

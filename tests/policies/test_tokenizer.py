@@ -64,9 +64,8 @@ print(hashlib.sha256(build_tokenizer(texts="sokoban").backend_tokenizer.to_str()
 """
 
 
-@pytest.mark.parametrize("seed", ["0", "123"])
-def test_same_vocabulary_under_any_hash_seed(seed):
-    env = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
+def test_same_vocabulary_under_another_hash_seed():
+    env = {"PYTHONHASHSEED": "123", "PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, check=True)
     here = hashlib.sha256(build_tokenizer(texts="sokoban").backend_tokenizer.to_str().encode()).hexdigest()
     assert done.stdout.strip() == here

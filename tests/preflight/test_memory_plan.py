@@ -163,7 +163,7 @@ CASES = [
     # Each micro-batch shares its gradients out.
     ("2B", FULL, 3, MIXED, {"gradient_sync": "micro_batch"}),
     # The gradient of the embeddings is.
-    *(("2B", layout, passes, MIXED, {"logit_chunk": 64}) for layout, passes in ((ONE, 2), (FULL, 2), (FULL, 1))),
+    *(("2B", layout, passes, MIXED, {"logit_chunk": 256}) for layout, passes in ((ONE, 2), (FULL, 2), (FULL, 1))),
 ]  # fmt: skip
 
 

@@ -26,13 +26,11 @@ MEGATRON = "train_sokoban.backend=megatron,train_sokoban.megatron.tensor_paralle
 RATE = 1e-3  # of the optimizer, at most
 # One run is disturbed at all of these, one after the other: (point, arrival in that process, who is killed).
 POINTS = (
-    (f"{Event.SFT_STEP}:*", 3, "rank"),
     # Inside the save of the warm start's moments: each rank writes its part.
     (f"{Event.TENSOR}:optimizer-00001-of-00002.safetensors", 9, "driver"),
     (f"{Event.UPDATE}:*", 1, "driver"),
     # Inside the save of a checkpoint.
     (f"{Event.TENSOR}:model.safetensors", 5, "rank"),
-    ("after_save:train_sokoban.checkpoints", 1, "driver"),
 )
 
 

@@ -242,8 +242,10 @@ BEST = {
 }
 
 
-@pytest.mark.parametrize("stop_after", [None, 4], ids=["at once", "interrupted"])
-@pytest.mark.parametrize(("rates", "interval", "best", "kept"), BEST.values(), ids=BEST)
+@pytest.mark.parametrize(
+    ("rates", "interval", "best", "kept", "stop_after"),
+    [(*case, None) for case in BEST.values()] + [(*BEST["not every one is saved"], 4), (*BEST["the newest"], 4)],
+)
 def test_the_best_policy_is_kept_and_becomes_the_final_one(
     setup: Setup,
     tmp_path: Path,

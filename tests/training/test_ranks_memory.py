@@ -1,4 +1,4 @@
-"""What a process holds of a policy of 150 million weights that several ranks share: its part, and a few units."""
+"""What a process holds of a policy of 75 million weights that several ranks share: its part, and a few units."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 TESTS = Path(__file__).parents[1]
 # Many small layers, because a process may hold 150 MB beside three of them: of 7 million weights each.
-LARGE = {**SIZES, "layers": 22, "hidden": 768, "heads": 12, "kv_heads": 4, "head_dim": 64, "mlp": 2304}
+LARGE = {**SIZES, "layers": 11, "hidden": 768, "heads": 12, "kv_heads": 4, "head_dim": 64, "mlp": 2304}
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,7 @@ def large(tiny_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-@pytest.mark.parametrize(
-    ("count", "tensor", "bucket"), [(2, 0, 32 * MIB), (4, 0, 128 * MIB), (2, 2, 64 * MIB)], ids=str
-)
+@pytest.mark.parametrize(("count", "tensor", "bucket"), [(2, 0, 32 * MIB), (4, 0, 64 * MIB), (2, 2, 32 * MIB)], ids=str)
 def test_no_process_needs_the_whole_model(large: Path, count: int, tensor: int, bucket: int) -> None:
     """Over loading, three steps, saving, and sending weights, in resident memory; the driver included.
 
@@ -47,7 +45,7 @@ def test_no_process_needs_the_whole_model(large: Path, count: int, tensor: int, 
     sizes = {name: parameter.numel() for name, parameter in empty.model.named_parameters()}
     parts = (".layers.0.", ".visual.", ".embed_tokens.")
     layer, tower, embedding = (sum(n for name, n in sizes.items() if part in name) for part in parts)
-    assert sum(sizes.values()) >= 150e6 and layer > max(tower, embedding)
+    assert sum(sizes.values()) >= 75e6 and layer > max(tower, embedding)
     whole, unit = 4 * 4 * sum(sizes.values()), 4 * layer
 
     paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
