@@ -21,16 +21,13 @@ COMMAND = (
 # One run is disturbed at all of these, one after the other: (point, arrival in that process, who is killed).
 POINTS = (
     (f"{Event.SFT_STEP}:*", 2, "rank"),
-    (f"{Event.SFT_STEP}:*", 5, "driver"),
     # Inside the save of the warm start's policy, then of its moments: each rank writes its part.
     (f"{Event.TENSOR}:model.safetensors", 7, "rank"),
     (f"{Event.TENSOR}:optimizer-00001-of-00002.safetensors", 9, "driver"),
-    (f"{Event.COLLECT}:*", 1, "rank"),
     (f"{Event.UPDATE}:*", 2, "driver"),
     # Inside the save of a checkpoint.
     (f"{Event.TENSOR}:model.safetensors", 5, "driver"),
     (f"{Event.TENSOR}:optimizer-00001-of-00002.safetensors", 20, "rank"),
-    (f"{Event.CHECKPOINT}:*", 1, "driver"),
     ("after_save:train_sokoban.checkpoints", 2, "rank"),
 )
 

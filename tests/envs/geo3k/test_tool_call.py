@@ -231,7 +231,7 @@ RESPONSES = st.one_of(
 
 @pytest.mark.slow
 @given(RESPONSES)
-@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3_000, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_response_stops_the_parser(response):
     for text in (response, call(response), f"<think>{response}</think>{response}"):
         found = parse_tool_call(text, earlier_call_counts=True)
