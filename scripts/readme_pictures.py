@@ -58,7 +58,7 @@ def draw_responses(pairs: Sequence[PromptPair]) -> str:
     """
     from geo_sokoban_pipeline.envs.images import png_data_uri
     from geo_sokoban_pipeline.reporting.episodes import episode_frames
-    from geo_sokoban_pipeline.reporting.report import make_environment
+    from geo_sokoban_pipeline.reporting.pages import make_environment
 
     if not pairs:
         raise ValueError("no prompts to show: give the episodes of an evaluation, held_out_trajectories")

@@ -98,6 +98,12 @@ def p_value(value: float) -> str:
     return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
+def shorten(text: str, limit: int = 6000) -> str:
+    """A text, cut after `limit` characters, with the number of characters left out."""
+    left_out = len(text) - limit
+    return text if left_out <= 0 else f"{text[:limit]}\n… {number(left_out, 0)} more characters"
+
+
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of nested mappings; an empty mapping is a value."""
     for name, value in values.items():

@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.evaluation.summary import image_ablations, shuffle_images
 from geo_sokoban_pipeline.formats import write_rate
-from geo_sokoban_pipeline.reporting.report_tables import columns_of, evaluation_rows, kind_tables, notes_of
+from geo_sokoban_pipeline.reporting.report_tables import columns_of, read_evaluation
 from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
 
 answer_numbers = GEO3K.validation_numbers
@@ -266,9 +266,10 @@ def test_an_environment_of_ones_own_has_no_word_of_geometry(tmp_path, geometry_r
         summary = {"task": "geo3k", "rows": found, "policies": [], **task.describe_prompts(rows, options)}
         shown = [*columns_of(summary), *columns_of(summary, "responses")]
         assert [column.heading for column in shown] == ["invalid responses"]
-        words = json.dumps([summary, notes_of(summary), evaluation_rows(summary)[0]], default=vars)
+        tables = read_evaluation(summary)
+        words = json.dumps([summary, tables], default=vars)
         assert not re.search("plausible|famil|frequent|integer|scored|figure", words)
-        assert kind_tables(summary) == []
+        assert tables.kinds == []
     # The package's own environments keep theirs.
     assert GEO3K.evaluated_in(Geo3kTrainOptions().env.factory) is GEO3K
 

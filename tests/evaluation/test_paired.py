@@ -141,7 +141,7 @@ def test_final_policies_are_compared_whatever_their_number():
     def run(*successes: str) -> ComparedRun:
         parts = {f"iter={at:05d}/part-000": lambda columns, one=one: Table(one) for at, one in enumerate(successes)}
         summary = {"policies": [f"policy {at}" for at in range(len(successes))], "cluster_of": {"t0": "a", "t1": "a"}}
-        return ComparedRun("train_sokoban", "r", [], summary, {}, None, parts)
+        return ComparedRun(run="train_sokoban", run_id="r", metrics=[], summary=summary, held_out=parts, settings={})
 
     one, three = run("0011"), run("0000", "1111", "0111")
     found, back = compare_final(one, three), compare_final(three, one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_sokoban_pipeline.hooks.live_report import ReportBudget
-from geo_sokoban_pipeline.reporting.report import write_progress
+from geo_sokoban_pipeline.reporting.facts import write_progress
 
 
 def test_the_first_page_is_always_written():

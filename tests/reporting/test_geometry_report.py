@@ -9,14 +9,9 @@ import re
 import pytest
 
 from geo_sokoban_pipeline.reporting import notebook as show
-from geo_sokoban_pipeline.reporting.report import build_report, write_headline
-from geo_sokoban_pipeline.reporting.report_tables import (
-    difficulty_chart,
-    evaluation_columns,
-    kind_tables,
-    notes_of,
-    response_table,
-)
+from geo_sokoban_pipeline.reporting.facts import write_headline
+from geo_sokoban_pipeline.reporting.report import build_report
+from geo_sokoban_pipeline.reporting.report_tables import difficulty_chart, kind_tables, read_evaluation
 from geo_sokoban_pipeline.reporting.training_episodes import choose_gallery
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
@@ -61,10 +56,11 @@ def test_first_attempts_stand_apart_where_there_are_several(task, page):
     assert ("validation, sampled, first attempt" in page.text) == several
     assert ("Tool calls" in page.text) == several
     summary = make_run(task).summary
-    assert ("first attempt" in evaluation_columns(summary)) == several
-    headings, lines = response_table(summary)
-    assert ("valid calls" in headings) == several
-    assert len(lines) == len(summary["rows"]) and all(len(cells) == len(headings) for _, cells in lines)
+    tables = read_evaluation(summary)
+    assert ("first attempt" in tables.columns) == several
+    assert ("valid calls" in tables.responses) == several
+    assert len(tables.rows) == len(summary["rows"])
+    assert all(len(row["responses"]) == len(tables.responses) for row in tables.rows)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +77,7 @@ def test_first_attempts_are_told_as_what_they_are(called, known, headline, note)
     for row in summary["rows"]:
         row["tools"] = row["tools"] if called else {"called_share": 0.0, "calls": 0.0, "valid_share": None}
         row["first_attempt"] = row["first_attempt"] if known else None
-    further, notes = " ".join(write_headline(summary).further), " ".join(notes_of(summary))
+    further, notes = " ".join(write_headline(summary).further), " ".join(read_evaluation(summary).notes)
     assert (headline in further) and ("Of its first" in further) == known
     assert (note in notes) and ("First attempt" in notes) == known
     assert ("scoring tool" in further + notes) == called
@@ -110,7 +106,7 @@ def test_tables_by_kind(task):
 def test_gallery_has_every_family_with_its_image_and_responses(task, page):
     pairs = choose_gallery(make_run(task).held_out, 2)
     families = {row["family"] for row in make_data(task)[0]}
-    assert {pair.kind for pair in pairs} == families
+    assert {pair.after.difficulty for pair in pairs} == families
     assert all(pair.after.task_id == pair.before.task_id for pair in pairs)
     data = agents_of(page)
     endings = [episode["frames"][-1]["note"] for episode in data["episodes"]]

@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.reporting.training_episodes import (
     summarise_training,
     tag_shares,
 )
+from geo_sokoban_pipeline.runs.provenance import summarise_commands
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.index import INDEX_SCHEMA
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
@@ -206,7 +207,9 @@ def test_what_is_missing_leaves_the_page_whole(changes):
 
 
 def test_an_empty_run_has_no_empty_sections():
-    page = Page(build_report(ReportInputs("sokoban", "train_sokoban", "default", [], {}, [], {}, {}, None, {}, {})))
+    nothing = {"metrics": [], "summary": {}, "held_out": {}, "parameters": {}, "versions": {}}
+    empty = ReportInputs(task="sokoban", run="train_sokoban", run_id="default", **nothing)
+    page = Page(build_report(empty))
     assert page.ids == {"evaluation", "settings", "players"}
     assert "No evaluation is stored" in page.text
 
@@ -220,7 +223,8 @@ def test_page_of_an_evaluation_has_no_sections_of_training():
 def test_page_says_when_how_and_where_it_was_made():
     entry = {"started": "2026-03-01T10:20:00+01:00", "seconds": 376.0, "outcome": "finished", "cores": 2}
     entry |= {"command": "kedro run --pipelines=train_sokoban", "commit": "abc123+", "processor": "A CPU"}
-    given = {"commands": [{**entry, "seconds": 4.0}, entry], "summary": {**make_summary(), "data_id": "6x6-1box-0af3"}}
+    time = summarise_commands([{**entry, "seconds": 4.0}, entry])
+    given = {"time": time, "summary": {**make_summary(), "data_id": "6x6-1box-0af3"}}
     text = Page(build_report(make_inputs(**given))).text.replace("\u202f", " ")
     told = ("2026-03-01 10:20", "6 min 20 s in 2 commands", "abc123+", "A CPU, 2 cores", entry["command"])
     for words in (*told, "6x6-1box-0af3"):

@@ -11,15 +11,18 @@ import pytest
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.metrics import PairedTest
 from geo_sokoban_pipeline.reporting import curves
-from geo_sokoban_pipeline.reporting.report import write_headline
+from geo_sokoban_pipeline.reporting import notebook as show
+from geo_sokoban_pipeline.reporting.facts import write_headline
+from geo_sokoban_pipeline.reporting.report import build_report
 from geo_sokoban_pipeline.reporting.report_tables import (
     data_table,
     difficulty_chart,
     evaluation_rows,
     kind_tables,
-    parameter_tables,
+    read_evaluation,
     timings,
 )
+from reporting.material import make_inputs
 from reporting.run_numbers import make_data_report, make_metrics, make_summary
 
 
@@ -48,7 +51,7 @@ def test_headline_says_what_the_intervals_say(first, last, main, verdict):
     headline = write_headline(summary)
     assert main in headline.main.replace("\u202f", " ")
     assert verdict in headline.further[0]
-    assert [tile.name for tile in headline.tiles] == ["a, sampled", "b, sampled"]
+    assert [tile["label"] for tile in headline.tiles] == ["a, sampled", "b, sampled"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_a_run_without_a_warm_start_does_not_speak_of_one(task):
     headline = write_headline(summary)
     assert ("0.0 %" in " ".join(headline.further).replace("\u202f", " ")) == (task != "sokoban")
     assert "0.0 % [0.0–10.0 %] before GRPO, 0.0 %" in headline.main.replace("\u202f", " ")
-    assert "warm start" not in " ".join([headline.main, *headline.further, *(tile.name for tile in headline.tiles)])
+    assert "warm start" not in " ".join([headline.main, *headline.further, *(tile["label"] for tile in headline.tiles)])
 
 
 def test_headline_of_a_whole_run():
@@ -114,7 +117,7 @@ def test_headline_of_a_whole_run():
 @pytest.mark.parametrize("summary", [{}, {"rows": []}, {"policies": ["final"], "rows": []}, {"policies": None}])
 def test_headline_without_an_evaluation(summary):
     assert write_headline(summary).main == "No evaluation is stored for this run."
-    assert evaluation_rows(summary) == ([], [])
+    assert evaluation_rows(summary) == []
     assert kind_tables(summary) == [] and difficulty_chart(summary) is None
 
 
@@ -124,18 +127,20 @@ def test_headline_of_one_policy():
 
 
 def test_evaluation_table():
-    rows, ks = evaluation_rows(make_summary())
-    assert ks == ["1", "2"]
-    labels = {row.label: row for row in rows}
-    assert labels["after GRPO, sampled"].is_policy and not labels["solver (optimal)"].is_policy
-    assert labels["warm start, sampled"].pass_at_k == ["–", "–"]
-    low, rate, high = labels["after GRPO, sampled"].bar
+    tables = read_evaluation(make_summary())
+    assert tables.powers == ["1", "2"]
+    labels = {row["label"]: row for row in tables.rows}
+    assert labels["after GRPO, sampled"]["is_policy"] and not labels["solver (optimal)"]["is_policy"]
+    low, rate, high = labels["after GRPO, sampled"]["bar"]
     assert low < rate < high
+    lines = re.findall("<tr.*?</tr>", show.show_evaluation(make_summary()).data, re.DOTALL)
+    (line,) = (line for line in lines if "warm start, sampled" in line)
+    assert re.findall("<td>(.*?)</td>", line)[-2:] == ["–", "–"], "pass@k"
 
 
 def test_evaluation_row_with_nothing_but_a_name():
-    (row,), _ = evaluation_rows({"rows": [{"policy": "final"}]})
-    assert (row.rate, row.interval, row.bar, row.mean_return) == ("–", "–", None, "–")
+    line = show.show_evaluation({"rows": [{"policy": "final"}]}).data.split("<tbody>")[1].split("</tbody>")[0]
+    assert re.sub("<.*?>", " ", line).split() == ["after", "GRPO", *["–"] * 4] and 'class="range ' not in line
 
 
 def test_lengths_that_one_policy_lacks_are_dashes():
@@ -143,18 +148,20 @@ def test_lengths_that_one_policy_lacks_are_dashes():
     del summary["rows"][0]["by_length"][2]
     table = kind_tables(summary)[0]
     assert table.names == ["warm start", "after GRPO", "random legal moves"]
-    assert table.lines[2][1][0][0] == "–"
+    assert table.lines[2][1][0] is None and table.lines[2][1][1] is not None
+    dash = '<td title="">– <span class="quiet"></span></td>'
+    assert build_report(make_inputs(summary=summary)).count(dash) == 1
 
 
 def test_timings_add_up():
     rows = timings(make_metrics(50))
     assert [row.name for row in rows][-2:] == ["Other", "Iteration"]
-    assert sum(row.bar for row in rows if not row.is_part) == pytest.approx(200, abs=0.5)
+    assert sum(row.share for row in rows if not row.is_part) == pytest.approx(2)
     assert "Validation (3 of 50 iterations)" in [row.name for row in rows]
     place = next(place for place, row in enumerate(rows) if row.name.startswith("Saving"))
     saving, episodes = rows[place : place + 2]
-    assert (saving.mean, saving.total) == ("50\u202fms", "2.5\u202fs")
-    assert (episodes.mean, episodes.is_part) == ("20\u202fms", True)
+    assert (saving.mean, saving.total) == (pytest.approx(0.05), pytest.approx(2.5))
+    assert (episodes.mean, episodes.is_part) == (pytest.approx(0.02), True)
 
 
 @pytest.mark.parametrize("rows", [[], [{"iteration": 0}], [{"perf/step_time": None}], [{"perf/step_time": math.nan}]])
@@ -182,13 +189,17 @@ def test_no_account_of_the_data(report):
 
 
 def test_parameters_are_flattened():
-    tables = parameter_tables({"seed": 1, "train": {"grpo": {"size": 8, "clip": None}, "empty": {}}})
-    assert tables == [("run", [("seed", "1")]), ("train", [("grpo.size", "8"), ("grpo.clip", "null"), ("empty", "{}")])]
+    page = build_report(make_inputs(parameters={"train": {"grpo": {"size": 8, "clip": None}, "empty": {}}, "seed": 1}))
+    tables = page.partition('<section id="settings">')[2].partition("</section>")[0].split("<summary>")[1:]
+    assert [re.findall("<code>(.*?)</code>", table) for table in tables] == [
+        ["run", "seed", "1"],
+        ["train", "grpo.size", "8", "grpo.clip", "null", "empty", "{}"],
+    ]
 
 
 def test_curves_of_a_run():
     rows = make_metrics()
-    assert [name for name, _, _ in curves.success_chart(rows, SOKOBAN.words).legend] == [
+    assert [line.name for line in curves.success_chart(rows, SOKOBAN.words).series] == [
         "training",
         "training (mean of 9)",
         "validation, greedy",
@@ -212,10 +223,10 @@ def test_how_training_draws_is_said_where_it_matters(order, words):
 def test_curves_of_training_episodes():
     kinds = {str(at): [{"iteration": 0, "success": 0.1}, {"iteration": 1, "success": 0.2}] for at in range(1, 11)}
     chart = curves.kind_chart(kinds, SOKOBAN.words, "optimal length")
-    assert [name for name, _, _ in chart.legend] == ["1", "3", "5", "6", "8", "10"]
+    assert [line.name for line in chart.series] == ["1", "3", "5", "6", "8", "10"]
     assert curves.kind_chart({"1": kinds["1"]}, SOKOBAN.words, "optimal length") is None
     rows = [{"iteration": at, "part/final_bonus": 0.5, "part/format": 0.0} for at in range(3)]
-    assert [name for name, _, _ in curves.parts_chart(rows, ["final_bonus", "format"]).legend] == ["final bonus"]
+    assert [line.name for line in curves.parts_chart(rows, ["final_bonus", "format"]).series] == ["final bonus"]
 
 
 def test_validation_after_every_iteration_counts_from_one():

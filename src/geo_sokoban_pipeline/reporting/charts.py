@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +30,7 @@ _COLOURS = {
     "line": ("#dfe3e8", "#2e343d"),
     "paper": ("#ffffff", "#14171c"),
 }
+Style = Literal["line", "faint", "dashed", "dots", "bars"]
 _INK, _SOFT, _LINE, _PAPER = (_COLOURS[name][0] for name in ("ink", "soft", "line", "paper"))
 _TOP, _RIGHT = 10, 14  # pixels beside the axes
 _POINTED = 240  # points with a tooltip; longer curves are thinned out
@@ -54,18 +54,8 @@ class Series:
     colour: str
     points: Sequence[tuple[float, float]]
     spread: Sequence[tuple[float, float]] = ()
-    style: Literal["line", "faint", "dashed", "dots", "bars"] = "line"
+    style: Style = "line"
     shift: float = 0.0
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawn chart: title, SVG, (name, colour, style) per series, one line below the title."""
-
-    title: str
-    svg: Markup
-    legend: Sequence[tuple[str, str, str]]
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,24 +81,36 @@ class Shape:
         return percent(value) if self.shares else significant(value)
 
 
-def draw_chart(title: str, series: Sequence[Series], shape: Shape, note: str = "") -> Chart | None:
-    """Draw lines over one axis; None where no series has a point.
+@dataclass(frozen=True)
+class Chart:
+    """Lines over one axis; it is drawn where a page shows it.
 
-    Args:
-        title: also the chart's text for people who do not see it, with the last values.
-        series: later ones are drawn over earlier ones; those without points are left out.
+    Attributes:
+        title: also its text for people who do not see it, with the last values.
+        series: later ones are drawn over earlier ones; each has a point.
         note: one line below the title.
     """
-    series = [line for line in series if line.points]
-    if not series:
-        return None
-    figure, axes = _plot(series, shape)
-    label = f"{title}. " + "; ".join(f"{line.name}: {shape.write(line.points[-1][1])} at the end" for line in series)
-    body = re.sub(r"^.*?<svg.*?>", "", _write_svg(figure, title), flags=re.DOTALL).replace("</svg>", "")
-    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}</svg>').format(
-        shape.width, shape.height, label, Markup(body), _pointed(series, shape, axes)
-    )
-    return Chart(title, svg, [(line.name, line.colour, line.style) for line in series], note)
+
+    title: str
+    series: Sequence[Series]
+    shape: Shape
+    note: str = ""
+
+    @property
+    def svg(self) -> Markup:
+        """The drawing."""
+        figure, axes = _plot(self.series, self.shape)
+        ends = (f"{line.name}: {self.shape.write(line.points[-1][1])} at the end" for line in self.series)
+        body = re.sub(r"^.*?<svg.*?>", "", _write_svg(figure, self.title), flags=re.DOTALL).replace("</svg>", "")
+        label, pointed = f"{self.title}. {'; '.join(ends)}", _pointed(self.series, self.shape, axes)
+        form = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}</svg>')
+        return form.format(self.shape.width, self.shape.height, label, Markup(body), pointed)
+
+
+def make_chart(title: str, series: Sequence[Series], shape: Shape, note: str = "") -> Chart | None:
+    """A chart of the series that have points; None where none has one."""
+    shown = [line for line in series if line.points]
+    return Chart(title, shown, shape, note) if shown else None
 
 
 def draw_chart_file(title: str, series: Sequence[Series], shape: Shape) -> str:
@@ -132,13 +134,6 @@ def draw_chart_file(title: str, series: Sequence[Series], shape: Shape) -> str:
     variables = [";".join(f"--{name}:{values[at]}" for name, values in _COLOURS.items()) for at in (0, 1)]
     style = f"<style>svg{{{variables[0]}}}@media (prefers-color-scheme:dark){{svg{{{variables[1]}}}}}</style>"
     return re.sub(r"(<svg.*?>)", rf"\1\n{style}", _write_svg(figure, title), count=1, flags=re.DOTALL)
-
-
-def smooth(points: Sequence[tuple[float, float]], window: int) -> list[tuple[float, float]]:
-    """Running mean over `window` points, an odd number; at the ends over those that there are."""
-    half = window // 2
-    ys = [y for _, y in points]
-    return [(x, statistics.fmean(ys[max(0, at - half) : at + half + 1])) for at, (x, _) in enumerate(points)]
 
 
 def _plot(series: Sequence[Series], shape: Shape, head: int = 0) -> tuple[Any, Any]:

@@ -8,36 +8,20 @@ never the rates alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.formats import (
-    DASH,
-    count,
-    describe_policy,
-    duration,
-    find_row,
-    find_stale,
-    joined,
-    p_value,
-    points,
-    write_rate,
-)
-from geo_sokoban_pipeline.reporting import curves
-from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
-from geo_sokoban_pipeline.reporting.report import compare_policies, name_shared, render_page
-from geo_sokoban_pipeline.reporting.report_tables import EvaluationRow, evaluation_rows
-from geo_sokoban_pipeline.runs.provenance import RunTime
+from geo_sokoban_pipeline.evaluation.metrics import PairedTest
+from geo_sokoban_pipeline.formats import DASH, describe_policy, joined, points
+from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, make_chart
+from geo_sokoban_pipeline.reporting.curves import COLOURS, WINDOW, small_chart, smoothed_points, validation_series
+from geo_sokoban_pipeline.reporting.facts import StoredRun, compare_policies, name_shared
+from geo_sokoban_pipeline.reporting.pages import render_page
+from geo_sokoban_pipeline.reporting.report_tables import evaluation_rows, powers_of
 from geo_sokoban_pipeline.tasks import task_or_plain
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from geo_sokoban_pipeline.evaluation.metrics import PairedTest
-
-COLOURS = ("final", "warm", "greedy", "legal", "solver", "random")
 # Metric, title, note, whether its values are shares. Validations have lines of their own.
 _CURVES = (
     ("rollout/raw_reward", "Training reward", "Mean per episode.", False),
@@ -49,39 +33,29 @@ _CURVES = (
     ("rollout/response_len/mean", "Response tokens", "Mean per episode.", False),
     ("rollout/trained_ratio", "Kept by the group filter", "Share of the episodes.", True),
 )
-_SMOOTHED = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun(StoredRun):
+    """Stored values of one run; `settings`: fingerprint of its newest checkpoint, flat."""
+
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ComparedRun:
-    """Stored values of one run.
+class RunLine:
+    """One run on the page: its name and colour, and its final policy against that of the first run.
 
     Attributes:
-        run, run_id: its namespace and run id.
-        metrics: one row per iteration.
-        summary: of its evaluation; empty where it has none.
-        settings: fingerprint of its newest checkpoint, flat.
-        time: of its commands; None if they were not recorded.
-        held_out: episodes of its evaluation, partition `iter=<number of the policy>/part-…`.
+        test: None: it is the first run, or they share no evaluation prompt.
+        verdict: in words.
     """
 
-    run: str
-    run_id: str
-    metrics: list[dict[str, Any]]
-    summary: dict[str, Any]
-    settings: dict[str, Any]
-    time: RunTime | None
-    held_out: Mapping[str, Callable[..., pa.Table]]
-
-    @property
-    def stale(self) -> str | None:
-        """Which checkpoint the evaluation is of, where the newest one is another."""
-        return find_stale(self.summary, max((row.get("iteration", -1) for row in self.metrics), default=-1) + 1)
-
-    @property
-    def policies(self) -> list[str]:
-        """Names of the evaluated policies, in the order of the parts of `held_out`."""
-        return [str(name) for name in self.summary.get("policies") or []]
+    run: ComparedRun
+    name: str
+    colour: str
+    test: PairedTest | None
+    verdict: str
 
 
 def build_comparison(runs: Sequence[ComparedRun]) -> str:
@@ -90,27 +64,24 @@ def build_comparison(runs: Sequence[ComparedRun]) -> str:
     Args:
         runs: two or more; the others are compared with the first one.
     """
-    names = name_runs(runs)
+    tests = [None, *(compare_final(runs[0], run) for run in runs[1:])]
+    verdicts = map(_judge, tests)
+    lines = [
+        RunLine(*facts) for facts in zip(runs, name_runs(runs), COLOURS * len(runs), tests, verdicts, strict=False)
+    ]
     task = task_or_plain(runs[0].summary.get("task") or runs[0].run.removeprefix("train_"))
-    words = task.words
-    tests = [compare_final(runs[0], run) for run in runs[1:]]
-    rows, ks = _evaluation(runs, names)
-    context = {
-        "runs": list(zip(names, COLOURS * len(runs), runs, strict=False)),
-        "words": words,
-        "headline": " ".join([write_verdict(runs, names, tests, task), *_say_stale(runs, names)]),
-        "about": _about(runs, names),
-        "charts": _charts(runs, names, words.rate, words.units),
-        "small": _small_charts(runs, names),
-        "differences": list_differences(runs),
-        "rows": rows,
-        "ks": ks,
-        "tests": [
-            _test_line(runs[0], run, name, test) for run, name, test in zip(runs[1:], names[1:], tests, strict=True)
-        ],
-        "reference": names[0],
-    }
-    return render_page("comparison.html.j2", context)
+    rows = [row for line in lines for row in _evaluation(line)]
+    return render_page(
+        "comparison.html.j2",
+        lines=lines,
+        words=task.words,
+        headline=" ".join([write_verdict(lines, task), *_say_stale(lines)]),
+        charts=_charts(lines, task),
+        small=_small_charts(lines),
+        differences=list_differences(runs),
+        rows=sorted(rows, key=lambda row: "after GRPO" not in row["label"]),
+        ks=powers_of(rows),
+    )
 
 
 def name_runs(runs: Sequence[ComparedRun]) -> list[str]:
@@ -121,11 +92,7 @@ def name_runs(runs: Sequence[ComparedRun]) -> list[str]:
 
 def compare_final(first: ComparedRun, second: ComparedRun) -> PairedTest | None:
     """Paired test of the final policies; None where they share no evaluation prompt."""
-    if not first.policies or not second.policies:
-        return None
-    clusters = {name: one for run in (first, second) for name, one in (run.summary.get("cluster_of") or {}).items()}
-    last, other = len(first.policies) - 1, len(second.policies) - 1
-    return compare_policies(first.held_out, last, second.held_out, other, clusters)
+    return compare_policies(first, len(first.policies) - 1, second, len(second.policies) - 1)
 
 
 def list_differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
@@ -136,29 +103,26 @@ def list_differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]
     return [(name, values) for name, values in written if len(set(values)) > 1]
 
 
-def write_verdict(
-    runs: Sequence[ComparedRun], names: Sequence[str], tests: Sequence[PairedTest | None], task: Task
-) -> str:
+def write_verdict(lines: Sequence[RunLine], task: Task) -> str:
     """One sentence with the result of the paired tests."""
-    words = task.words
+    first, *others = lines
     found: dict[str, list[str]] = {}
-    for name, test in zip(names[1:], tests, strict=True):
-        found.setdefault(_judge(test), []).append(name)
-    if len(runs) > 2:
+    for line in others:
+        found.setdefault(line.verdict, []).append(line.name)
+    if len(others) > 1:
         parts = [f"{joined(group)} {'is' if len(group) == 1 else 'are'} {text}" for text, group in found.items()]
-        return f"Compared with {names[0]}, {'; '.join(parts)}."
-    (test,), (verdict,) = tests, found
+        return f"Compared with {first.name}, {'; '.join(parts)}."
+    test, name = others[0].test, others[0].name
     if test is None:
-        return f"{names[1]} and {names[0]} have no evaluation on the same {words.units}."
+        return f"{name} and {first.name} have no evaluation on the same {task.words.units}."
+    verdict = f"{others[0].verdict} than {first.name}".replace("different than", "different from")
     difference = points(test.difference, test.low, test.high)
-    return f"On the same {name_shared(test, task)}, {names[1]} is {verdict} than {names[0]}: {difference}.".replace(
-        "different than", "different from"
-    )
+    return f"On the same {name_shared(test, task)}, {name} is {verdict}: {difference}."
 
 
-def _say_stale(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[str]:
+def _say_stale(lines: Sequence[RunLine]) -> list[str]:
     """A sentence for each run whose evaluation is not of its newest checkpoint."""
-    return [f"The evaluation of {name} is of {run.stale}." for run, name in zip(runs, names, strict=True) if run.stale]
+    return [f"The evaluation of {line.name} is of {line.run.stale}." for line in lines if line.run.stale]
 
 
 def _judge(test: PairedTest | None) -> str:
@@ -193,84 +157,33 @@ def _write(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def _about(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[list[str]]:
-    """Per run: name, iterations, date, total time, machine, command."""
-    lines = []
-    for run, name in zip(runs, names, strict=True):
-        last = run.time.last if run.time else {}
-        lines.append(
-            [
-                name,
-                count(len(run.metrics)),
-                f"{run.time.started:%Y-%m-%d %H:%M}" if run.time else DASH,
-                duration(run.time.seconds) if run.time else DASH,
-                str(last.get("processor") or last.get("machine") or DASH),
-                str(last.get("command") or DASH),
-            ]
-        )
-    return lines
+def _curves(lines: Sequence[RunLine], metric: str) -> list[Series]:
+    return [Series(line.name, line.colour, smoothed_points(line.run.metrics, metric)) for line in lines]
 
 
-def _lines(runs: Sequence[ComparedRun], names: Sequence[str], metric: str) -> list[Series]:
-    series = []
-    for run, name, colour in zip(runs, names, COLOURS * len(runs), strict=False):
-        line = curves.points_of(run.metrics, metric)
-        long = len(line) >= curves.SMOOTHED_FROM and metric != "train/lr-pg_0"
-        series.append(Series(name, colour, curves.smooth(line, _SMOOTHED) if long else line))
-    return series
-
-
-def _charts(runs: Sequence[ComparedRun], names: Sequence[str], rate: str, units: str) -> list[Chart]:
-    shape = Shape("iterations trained", y_range=(0.0, 1.0), shares=True)
+def _charts(lines: Sequence[RunLine], task: Task) -> list[Chart]:
+    rate, shape = task.words.rate, Shape("iterations trained", y_range=(0.0, 1.0), shares=True)
     validation = [
-        replace(curves.validation_series(run.metrics, "sampled", name, colour), spread=())
-        for run, name, colour in zip(runs, names, COLOURS * len(runs), strict=False)
+        replace(validation_series(line.run.metrics, "sampled", line.name, line.colour), spread=()) for line in lines
     ]
-    training = _lines(runs, names, "rollout/success_rate")
     drawn = (
-        draw_chart(f"{rate.capitalize()} on validation {units}, sampled", validation, shape),
-        draw_chart(f"Training {rate}", training, shape, f"Means of {_SMOOTHED} iterations where there are many."),
+        make_chart(f"{rate.capitalize()} on validation {task.words.units}, sampled", validation, shape),
+        make_chart(
+            f"Training {rate}",
+            _curves(lines, "rollout/success_rate"),
+            shape,
+            f"Means of {WINDOW} iterations where there are many.",
+        ),
     )
     return [chart for chart in drawn if chart is not None]
 
 
-def _small_charts(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[Chart]:
-    charts = []
-    for metric, title, note, shares in _CURVES:
-        series = _lines(runs, names, metric)
-        if any(y for line in series for _, y in line.points):
-            charts.append(draw_chart(title, series, curves.small_shape(shares), note))
+def _small_charts(lines: Sequence[RunLine]) -> list[Chart]:
+    charts = [small_chart(title, _curves(lines, metric), note, shares) for metric, title, note, shares in _CURVES]
     return [chart for chart in charts if chart is not None]
 
 
-def _evaluation(runs: Sequence[ComparedRun], names: Sequence[str]) -> tuple[list[EvaluationRow], list[str]]:
-    """Lines of all runs' policies, the final ones first, and the values of k for which a line has pass@k."""
-    tables = [evaluation_rows(run.summary) for run in runs]
-    ks = sorted({k for _, found in tables for k in found}, key=int)
-    lines: list[EvaluationRow] = []
-    for (rows, found), name, colour in zip(tables, names, COLOURS * len(runs), strict=False):
-        for row in rows:
-            if row.is_policy:
-                passes = dict(zip(found, row.pass_at_k, strict=True))
-                own = {"label": f"{name}: {row.label}", "colour": colour, "further": []}
-                lines.append(replace(row, **own, pass_at_k=[passes.get(k, DASH) for k in ks]))  # type: ignore[arg-type]
-    return sorted(lines, key=lambda row: "after GRPO" not in row.label), ks
-
-
-def _test_line(first: ComparedRun, run: ComparedRun, name: str, test: PairedTest | None) -> dict[str, Any]:
-    """One line of the table of tests."""
-    rows = [find_row(one.summary, one.policies[-1], "sampled") if one.policies else None for one in (first, run)]
-    rates = [write_rate(row) if row else DASH for row in rows]
-    if test is None:
-        reason = "no evaluation is stored" if None in rows else "not evaluated on the same prompts"
-        return {"name": name, "rates": rates, "verdict": reason, "cells": [DASH] * 5}
-    largest = max(int(one.summary.get("prompts") or 0) for one in (first, run))
-    shared = count(test.prompts) if test.prompts >= largest else f"{count(test.prompts)} of {count(largest)}"
-    cells = [
-        shared,
-        count(test.clusters),
-        points(test.difference, test.low, test.high),
-        f"{count(test.gained)} / {count(test.lost)}",
-        p_value(test.p_value),
-    ]
-    return {"name": name, "rates": rates, "verdict": _judge(test), "cells": cells}
+def _evaluation(line: RunLine) -> list[dict[str, Any]]:
+    """Rows of a run's policies under its name and in its colour."""
+    rows = [row for row in evaluation_rows(line.run.summary) if row["is_policy"]]
+    return [{**row, "label": f"{line.name}: {row['label']}", "colour": line.colour} for row in rows]

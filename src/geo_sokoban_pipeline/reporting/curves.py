@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Words
 from geo_sokoban_pipeline.formats import count, duration, is_number, number, percent, plural, significant
-from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart, smooth
+from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, Style, make_chart
+from geo_sokoban_pipeline.reporting.training_episodes import thin
 
 Rows = Sequence[dict[str, Any]]
-SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
+WINDOW = 9  # iterations of a running mean
+_SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
 _TRAINED = "iterations trained"  # equals the policy version
 # Metric, title, note; one that begins with `share` gives the axis of a share.
 _HEALTH = (
@@ -37,17 +41,49 @@ _HEALTH = (
     ("perf/server_restarts", "Restarted servers", "that ended or hung; sampling or since the iteration before"),
     ("perf/missing_ranks", "Missing ranks", "for which the Ray cluster had no place; the others do their work"),
 )
-_PARTS = ("final", "warm", "greedy", "legal", "solver", "random")  # colours of the parts of a reward
-_LENGTH = "rollout/response_len/"
+COLOURS = ("final", "warm", "greedy", "legal", "solver", "random")  # of lines without a colour of their own
 _DRAWN = {
     "solve_rate": "Training samples {units} by the solve rate of their kind, so training and validation curves differ.",
     "prompt_solve_rate": "Training samples {units} by their solve rates, so training and validation curves differ.",
 }
+# Name, colour, metric and style of the lengths of responses.
+_LENGTHS: tuple[tuple[str, str, str, Style], ...] = (
+    ("longest", "random", "max", "faint"),
+    ("shortest", "random", "min", "faint"),
+    ("median", "greedy", "median", "line"),
+    ("mean", "final", "mean", "line"),
+)
 
 
 def points_of(rows: Rows, metric: str, x: str = "iteration") -> list[tuple[float, float]]:
     """(x, value) of the rows that have both."""
     return [(float(row[x]), float(row[metric])) for row in rows if is_number(row.get(x)) and is_number(row.get(metric))]
+
+
+def smooth(points: Sequence[tuple[float, float]], window: int = WINDOW) -> list[tuple[float, float]]:
+    """Running mean over `window` points, an odd number; at the ends over those that there are."""
+    half = window // 2
+    ys = [y for _, y in points]
+    return [(x, fmean(ys[max(0, at - half) : at + half + 1])) for at, (x, _) in enumerate(points)]
+
+
+def _is_long(points: Sequence[tuple[float, float]], metric: str) -> bool:
+    """Whether a running mean is shown. A schedule has no noise to average out."""
+    return len(points) >= _SMOOTHED_FROM and metric != "train/lr-pg_0"
+
+
+def smoothed_points(rows: Rows, metric: str) -> list[tuple[float, float]]:
+    """The points of a metric; of long curves their running mean."""
+    points = points_of(rows, metric)
+    return smooth(points) if _is_long(points, metric) else points
+
+
+def with_mean(rows: Rows, metric: str, name: str, colour: str) -> list[Series]:
+    """One line; of long curves the raw values as a faint line, and their running mean."""
+    points = points_of(rows, metric)
+    if not _is_long(points, metric):
+        return [Series(name, colour, points)]
+    return [Series(name, colour, points, style="faint"), Series(f"{name} (mean of {WINDOW})", colour, smooth(points))]
 
 
 def success_chart(rows: Rows, words: Words, order: str = "shuffle") -> Chart | None:
@@ -58,7 +94,7 @@ def success_chart(rows: Rows, words: Words, order: str = "shuffle") -> Chart | N
         order: rule by which training draws its prompts, `prompts.order`.
     """
     series = [
-        *_with_mean(points_of(rows, "rollout/success_rate"), "training", "training"),
+        *with_mean(rows, "rollout/success_rate", "training", "training"),
         validation_series(rows, "greedy", "validation, greedy", "greedy"),
         validation_series(rows, "sampled", "validation, sampled", "final"),
     ]
@@ -66,15 +102,14 @@ def success_chart(rows: Rows, words: Words, order: str = "shuffle") -> Chart | N
         name = "validation, sampled, first attempt"
         series.append(validation_series(rows, "sampled", name, "warm", metric="first_attempt_rate"))
     note = _DRAWN.get(order, "").format(units=words.units)
-    shape = Shape(_TRAINED, y_range=(0.0, 1.0), shares=True)
-    return draw_chart(words.rate.capitalize(), series, shape, note)
+    return make_chart(words.rate.capitalize(), series, Shape(_TRAINED, y_range=(0.0, 1.0), shares=True), note)
 
 
 def reward_chart(rows: Rows) -> Chart | None:
     """Mean reward of training and validation episodes by iteration."""
     validation = validation_series(rows, "sampled", "validation, sampled", "final", metric="mean_return")
-    series = [*_with_mean(points_of(rows, "rollout/raw_reward"), "training", "training"), validation]
-    return draw_chart("Reward", series, Shape(_TRAINED), "Mean per episode.")
+    series = [*with_mean(rows, "rollout/raw_reward", "training", "training"), validation]
+    return make_chart("Reward", series, Shape(_TRAINED), "Mean per episode.")
 
 
 def kind_chart(kinds: Mapping[Any, Rows], words: Words, by: str) -> Chart | None:
@@ -84,28 +119,23 @@ def kind_chart(kinds: Mapping[Any, Rows], words: Words, by: str) -> Chart | None
         kinds: rows `iteration`, `success` by difficulty, in its order.
         by: what the difficulty is.
     """
-    shown = list(kinds)
-    if len(shown) > len(_PARTS):
-        shown = [shown[round(at * (len(shown) - 1) / (len(_PARTS) - 1))] for at in range(len(_PARTS))]
-    series = []
-    for colour, kind in zip(_PARTS, shown, strict=False):
-        line = points_of(kinds[kind], "success")
-        window = min(9, len(line) // 4 * 2 + 1)
-        series.append(Series(str(kind).replace("_", " "), colour, smooth(line, window)))
+    lines = {str(kind).replace("_", " "): points_of(kinds[kind], "success") for kind in thin([*kinds], len(COLOURS))}
+    series = [
+        Series(name, colour, smooth(line, min(WINDOW, len(line) // 4 * 2 + 1)))
+        for colour, (name, line) in zip(COLOURS, lines.items(), strict=False)
+    ]
     shape = Shape(_TRAINED, y_range=(0.0, 1.0), shares=True)
-    title = f"Training {words.rate} by {by}"
-    return draw_chart(title, series, shape, "Running means.") if len(series) > 1 else None
+    return make_chart(f"Training {words.rate} by {by}", series, shape, "Running means.") if len(series) > 1 else None
 
 
 def parts_chart(rows: Rows, parts: Sequence[str]) -> Chart | None:
     """Parts of the training reward by iteration, mean per episode."""
-    lines = [(name, points_of(rows, f"part/{name}")) for name in parts]
-    lines = [(name, line) for name, line in lines if any(y for _, y in line)]
+    shown = [name for name in parts if any(y for _, y in points_of(rows, f"part/{name}"))]
     series = [
-        Series(name.replace("_", " "), colour, _smoothed(line))
-        for colour, (name, line) in zip(_PARTS, lines, strict=False)
+        Series(name.replace("_", " "), colour, smoothed_points(rows, f"part/{name}"))
+        for colour, name in zip(COLOURS, shown, strict=False)
     ]
-    return draw_chart("Parts of the training reward", series, Shape(_TRAINED), "Mean per episode, before weights.")
+    return make_chart("Parts of the training reward", series, Shape(_TRAINED), "Mean per episode, before weights.")
 
 
 def tags_chart(rows: Rows) -> Chart | None:
@@ -115,32 +145,29 @@ def tags_chart(rows: Rows) -> Chart | None:
         rows: see `training_episodes.tag_shares`.
     """
     totals = {name: sum(row[name] for row in rows) for name in (rows[0] if rows else ()) if name != "iteration"}
-    shown = sorted(totals, key=lambda name: (-totals[name], name))[: len(_PARTS)]
+    shown = sorted(totals, key=lambda name: (-totals[name], name))[: len(COLOURS)]
     series = [
-        Series(name.removeprefix("tag/").replace("_", " "), colour, _smoothed(points_of(rows, name)))
-        for colour, name in zip(_PARTS, shown, strict=False)
+        Series(name.removeprefix("tag/").replace("_", " "), colour, smoothed_points(rows, name))
+        for colour, name in zip(COLOURS, shown, strict=False)
     ]
-    note = "Shares of the episodes; an episode may have several."
-    if len(totals) > len(shown):
-        note = f"The {len(shown)} most frequent of {len(totals)}. {note}"
-    return draw_chart("What goes wrong", series, Shape(_TRAINED, shares=True), note)
+    most = f"The {len(shown)} most frequent of {len(totals)}. " if len(totals) > len(shown) else ""
+    note = f"{most}Shares of the episodes; an episode may have several."
+    return make_chart("What goes wrong", series, Shape(_TRAINED, shares=True), note)
 
 
 def length_chart(rows: Rows) -> Chart | None:
     """Response tokens of an episode by iteration: longest, mean, median, shortest."""
-    spread = {name: points_of(rows, f"{_LENGTH}{name}") for name in ("max", "mean", "median", "min")}
     series = [
-        Series("longest", "random", spread["max"], style="faint"),
-        Series("shortest", "random", spread["min"], style="faint"),
-        Series("median", "greedy", spread["median"]),
-        Series("mean", "final", spread["mean"]),
+        Series(name, colour, points_of(rows, f"rollout/response_len/{metric}"), style=style)
+        for name, colour, metric, style in _LENGTHS
     ]
-    return draw_chart("Response tokens", series, Shape(_TRAINED), "Sampled tokens of an episode.")
+    return make_chart("Response tokens", series, Shape(_TRAINED), "Sampled tokens of an episode.")
 
 
-def small_shape(shares: bool) -> Shape:
-    """Shape of a small chart over the iterations."""
-    return Shape("iteration", width=300, height=150, y_ticks=3, x_ticks=5, shares=shares)
+def small_chart(title: str, series: Sequence[Series], note: str, shares: bool) -> Chart | None:
+    """A small chart over the iterations; None where all values are 0."""
+    shape = Shape("iteration", width=300, height=150, y_ticks=3, x_ticks=5, shares=shares)
+    return make_chart(title, series, shape, note) if any(y for line in series for _, y in line.points) else None
 
 
 def health_charts(rows: Rows, further: Iterable[tuple[str, str, str]] = ()) -> list[Chart]:
@@ -149,15 +176,10 @@ def health_charts(rows: Rows, further: Iterable[tuple[str, str, str]] = ()) -> l
     Args:
         further: of the task, `TaskReport.curves`.
     """
-    charts = []
-    for metric, title, note in (*_HEALTH, *further):
-        points = points_of(rows, metric)
-        if not any(y for _, y in points):
-            continue
-        # A schedule has no noise to average out.
-        smooth_it = metric != "train/lr-pg_0"
-        series = _with_mean(points, title, "final") if smooth_it else [Series(title, "final", points)]
-        charts.append(draw_chart(title, series, small_shape(note.startswith("share")), note))
+    charts = [
+        small_chart(title, with_mean(rows, metric, title, "final"), note, note.startswith("share"))
+        for metric, title, note in (*_HEALTH, *further)
+    ]
     return [chart for chart in charts if chart is not None]
 
 
@@ -167,62 +189,43 @@ def warm_start_chart(history: Rows) -> Chart | None:
         Series("training demonstrations", "warm", points_of(history, "loss", "step")),
         Series("held-out demonstrations", "final", points_of(history, "validation_loss", "step"), style="dots"),
     ]
-    return draw_chart("Warm start: SFT loss", series, Shape("step"), "Nats per response token.")
+    return make_chart("Warm start: SFT loss", series, Shape("step"), "Nats per response token.")
 
 
-def run_facts(rows: Rows, history: Rows, seconds: float | None = None) -> list[tuple[str, str]]:
-    """The run in a few (name, number) pairs; unrecorded ones are left out.
+def run_facts(rows: Rows, history: Rows) -> list[tuple[str, str]]:
+    """The run in a few (name, number) pairs; unrecorded ones are left out."""
 
-    Args:
-        seconds: of all its commands together.
-    """
-    facts: list[tuple[str, str | None]] = []
-    if history:
-        last = history[-1]
-        facts.append(("warm start", f"{plural(last.get('step'), 'step')}, {duration(last.get('seconds'))}"))
-        facts.append(("its held-out loss at the end", number(last.get("validation_loss"), 3)))
-    if rows:
-        facts += [
-            ("iterations", count(len(rows))),
-            ("training episodes", _total(rows, "rollout/episodes", count)),
-            ("optimizer steps", _total(rows, "train/steps", count)),
-        ]
-        facts += _episode_costs(rows)
-        best = max(validation_series(rows, "sampled", "", "").points, key=lambda point: point[1], default=None)
-        trained = best and plural(best[0], "iteration")
-        facts.append(("best validation, sampled", best and f"{percent(best[1])} after {trained}"))
-    if seconds is not None:
-        facts.append(("total time", duration(seconds)))
-    return [(name, value) for name, value in facts if value]
+    def total(*metrics: str, every: bool = False) -> float | None:
+        """Sum over the iterations of a product of metrics; None where no iteration, or not every one, has them."""
+        found = [[row[name] for name in metrics] for row in rows if all(is_number(row.get(name)) for name in metrics)]
+        return sum(map(math.prod, found)) if found and (len(found) == len(rows) or not every) else None
 
+    def each(*sums: float | None) -> float | None:
+        """Cost of a training episode; None where it is not known."""
+        return None if None in sums or not episodes else sum(filter(None, sums)) / episodes
 
-def _episode_costs(rows: Rows) -> list[tuple[str, str]]:
-    """Mean cost of a training episode: time of rollout and update, and tokens."""
-
-    def mean(cost: Callable[[Mapping[str, Any]], float]) -> float | None:
-        try:
-            return sum(cost(row) for row in rows) / sum(row["rollout/episodes"] for row in rows)
-        except (KeyError, TypeError, ZeroDivisionError):  # a row lacks a number, as those of older versions may
-            return None
-
-    cpu = mean(lambda row: row["perf/cpu_time"])
-    wall = mean(lambda row: row["perf/rollout_time"] + row["perf/update_time"])
-    sampled = mean(lambda row: row["rollout/response_len/mean"] * row["rollout/episodes"])
-    seen = mean(lambda row: row["perf/tokens_per_second"] * row["perf/rollout_time"])
-    time, unit = (wall, "seconds") if cpu is None else (cpu, "CPU-seconds")
-    costs = (
-        []
-        if time is None
-        else [("an episode, rollout and update", f"{significant(time, 2) if time < 10 else count(time)} {unit}")]
-    )
-    if sampled is not None and seen is not None:
-        costs.append(("its tokens", f"{number(seen, 1)}, of them {number(sampled, 1)} sampled"))
-    return costs
-
-
-def _total(rows: Rows, metric: str, write: Callable[[float | None], str]) -> str | None:
-    values = [row[metric] for row in rows if is_number(row.get(metric))]
-    return write(sum(values)) if values else None
+    last = history[-1] if history else None
+    start, episodes = last or {}, total("rollout/episodes", every=True)
+    cpu = each(total("perf/cpu_time", every=True))
+    wall = each(total("perf/rollout_time", every=True), total("perf/update_time", every=True))
+    sampled = each(total("rollout/response_len/mean", "rollout/episodes", every=True))
+    seen = each(total("perf/tokens_per_second", "perf/rollout_time", every=True))
+    cost, unit = (wall, "seconds") if cpu is None else (cpu, "CPU-seconds")
+    trained, steps = total("rollout/episodes"), total("train/steps")
+    best = max(validation_series(rows, "sampled", "", "").points, key=lambda point: point[1], default=None)
+    after, rate = best or (None, None)
+    small = cost is not None and cost < 10
+    facts: list[tuple[str, Any, str]] = [
+        ("warm start", last, f"{plural(start.get('step'), 'step')}, {duration(start.get('seconds'))}"),
+        ("its held-out loss at the end", last, number(start.get("validation_loss"), 3)),
+        ("iterations", rows or None, count(len(rows))),
+        ("training episodes", trained, count(trained)),
+        ("optimizer steps", steps, count(steps)),
+        ("an episode, rollout and update", cost, f"{significant(cost, 2) if small else count(cost)} {unit}"),
+        ("its tokens", cost and seen and sampled, f"{number(seen, 1)}, of them {number(sampled, 1)} sampled"),
+        ("best validation, sampled", best, f"{percent(rate)} after {plural(after, 'iteration')}"),
+    ]
+    return [(name, text) for name, known, text in facts if known is not None]
 
 
 def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str = "solve_rate") -> Series:
@@ -240,15 +243,3 @@ def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str
     if metric != "solve_rate" or mode != "sampled" or len(spread) < len(points):
         spread = []
     return Series(name, colour, points, spread, "dots")
-
-
-def _smoothed(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A running mean of 9 of long curves."""
-    return smooth(line, 9) if len(line) >= SMOOTHED_FROM else line
-
-
-def _with_mean(points: list[tuple[float, float]], name: str, colour: str) -> list[Series]:
-    """One line; of long curves the raw values as a faint line, and their running mean."""
-    if len(points) < SMOOTHED_FROM:
-        return [Series(name, colour, points)]
-    return [Series(name, colour, points, style="faint"), Series(f"{name} (mean of 9)", colour, smooth(points, 9))]

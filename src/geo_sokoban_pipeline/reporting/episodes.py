@@ -14,14 +14,13 @@ from PIL import Image, ImageDraw, ImageFont
 
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.images import png_data_uri
-from geo_sokoban_pipeline.formats import number, plural, signed
+from geo_sokoban_pipeline.formats import plural, shorten, signed
 from geo_sokoban_pipeline.grpo.scoring import turn_credit
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import SOLVED
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
-_SHOWN_RESPONSE = 6000  # characters; longer responses are cut, with a note
 _PAPER, _INK, _GOOD, _BAD = (255, 255, 255), (40, 44, 52), (24, 128, 72), (176, 58, 46)
 _GAP = 8  # pixels between images
 TokenTexts = Callable[[Sequence[int]], list[str]]
@@ -237,8 +236,11 @@ class PlayerData:
     images: dict[str, str] = field(default_factory=dict)
     episodes: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, trajectory: Trajectory) -> int:
+    def add(self, trajectory: Trajectory, end: str) -> int:
         """Add an episode.
+
+        Args:
+            end: its result in words.
 
         Returns:
             Its number in `episodes`.
@@ -247,8 +249,8 @@ class PlayerData:
         responses = len(frames) - 1
         silent = task_or_plain(trajectory.task).report.no_action
         shown = [self._describe(frame, at + 1, responses, silent) for at, frame in enumerate(frames[:-1])]
-        end = {"image": self._add_image(frames[-1].image), "step": "end", "note": describe_end(trajectory)}
-        self.episodes.append({"frames": [*shown, end], "solved": is_solved(trajectory)})
+        last = {"image": self._add_image(frames[-1].image), "step": "end", "note": end}
+        self.episodes.append({"frames": [*shown, last], "solved": is_solved(trajectory)})
         return len(self.episodes) - 1
 
     def _describe(self, frame: Frame, number_of: int, responses: int, silent: str) -> dict[str, Any]:
@@ -270,12 +272,6 @@ class PlayerData:
         key = content_hash(png)[:16]
         self.images.setdefault(key, png_data_uri(png))
         return key
-
-
-def shorten(text: str, limit: int = _SHOWN_RESPONSE) -> str:
-    """A text, cut after `limit` characters, with the number of characters left out."""
-    left_out = len(text) - limit
-    return text if left_out <= 0 else f"{text[:limit]}\n… {number(left_out, 0)} more characters"
 
 
 # Episodes as animated GIFs for notebooks and the README: images with the action below.

@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.reporting.report import ReportInputs
 from geo_sokoban_pipeline.reporting.training_episodes import Parts
 from geo_sokoban_pipeline.runs.fingerprint import unflatten
 from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, browsed_runs, committed_iteration, iteration_of
-from geo_sokoban_pipeline.runs.provenance import read_commands, read_versions
+from geo_sokoban_pipeline.runs.provenance import read_commands, read_versions, summarise_commands
 from geo_sokoban_pipeline.runs.storage import find_json, read_manifest
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import keep_committed, read_index, trajectory_files
@@ -61,7 +61,7 @@ def read_report_inputs(
         parameters=dict(parameters) if parameters is not None else {source.run: unflatten(store.settings(source))},
         versions=read_versions(),
         token_texts=read_token_texts(folders.models / "policy") if manifest else None,
-        commands=read_commands(outputs),
+        time=summarise_commands(read_commands(outputs)),
         index=keep_committed(read_index(outputs, task_or_plain), newest),
         audit=find_json(folders.reports / "audit.json") if ended else None,
         whole_audit=find_json(folders.reports.parents[1] / f"audit_{task}" / source.run_id / "audit.json")

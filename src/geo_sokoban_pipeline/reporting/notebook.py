@@ -32,8 +32,9 @@ from geo_sokoban_pipeline.reporting.episodes import (
     episode_gif,
     token_turns,
 )
-from geo_sokoban_pipeline.reporting.report import describe_evaluated, make_environment, read_asset
-from geo_sokoban_pipeline.reporting.report_tables import difficulty_chart, evaluation_columns, evaluation_rows
+from geo_sokoban_pipeline.reporting.facts import describe_evaluated
+from geo_sokoban_pipeline.reporting.pages import make_environment, read_asset
+from geo_sokoban_pipeline.reporting.report_tables import difficulty_chart, read_evaluation
 from geo_sokoban_pipeline.runs.provenance import suggest_command
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
@@ -175,8 +176,8 @@ def show_evaluation(summary: Mapping[str, Any], stored: int = 0) -> Any:
         stored: iterations of the run; 0: not known. An evaluation of an earlier checkpoint is called one.
     """
     parts: Any = make_environment().get_template("parts.html.j2").module
-    solved = task_or_plain(summary.get("task")).words.solved
-    table = parts.evaluation(*evaluation_rows(summary), evaluation_columns(summary), solved)
+    tables, solved = read_evaluation(summary), task_or_plain(summary.get("task")).words.solved
+    table = parts.evaluation(tables.rows, tables.powers, tables.columns, solved)
     named = "; ".join(f"{name}: {value}" for name, value in describe_evaluated(summary))
     if stale := find_stale(summary, stored):
         named = f"The evaluation is of {stale}. {named}"

@@ -15,8 +15,8 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
-from geo_sokoban_pipeline.formats import DASH, signed
-from geo_sokoban_pipeline.reporting.episodes import describe_end, episode_frames, shorten
+from geo_sokoban_pipeline.formats import DASH, count, number, percent, percent_range, shorten, signed
+from geo_sokoban_pipeline.reporting.episodes import describe_end, episode_frames
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
@@ -47,15 +47,16 @@ def preview_prompts(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def preview_result(summary: Mapping[str, Any]) -> str:
     """The result of a run as in its report: the headline, and a table of policies and baselines."""
-    from geo_sokoban_pipeline.reporting.report import describe_evaluated, write_headline
+    from geo_sokoban_pipeline.reporting.facts import describe_evaluated, write_headline
     from geo_sokoban_pipeline.reporting.report_tables import evaluation_rows
 
     headline = write_headline(summary)
     words = task_or_plain(summary.get("task")).words
     cell = Markup('<td style="padding:2px 12px 2px 0">{}</td>')
-    rows, _ = evaluation_rows(summary)
-    heads = ("policy", words.solved, "95 % interval", "episodes", "mean reward")
-    lines = [heads, *((row.label, row.rate, row.interval, row.episodes, row.mean_return) for row in rows)]
+    lines = [("policy", words.solved, "95 % interval", "episodes", "mean reward")]
+    for row in evaluation_rows(summary):
+        rates = percent(row["solve_rate"]), percent_range(row["low"], row["high"])
+        lines.append((row["label"], *rates, count(row["episodes"]), number(row["mean_return"])))
     table = _join(Markup("<tr>{}</tr>").format(_join(cell.format(_plain(text)) for text in line)) for line in lines)
     named = "; ".join(f"{name}: {value}" for name, value in describe_evaluated(summary))
     made = Markup("<div><b>{}</b></div><div>{}</div><table>{}</table>")

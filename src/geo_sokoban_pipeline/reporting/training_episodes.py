@@ -1,7 +1,8 @@
 """Choice of the stored episodes that a report shows, and numbers over all training episodes.
 
-The numbers count all training episodes, dropped ones included, from the columns without tokens. The page states the
-rule of the choice: the same files always give the same episodes.
+Choices read a few columns of all episodes, and then load the chosen ones. The numbers count all training episodes,
+dropped ones included, from the columns without tokens. The page states the rule of the choice: the same files always
+give the same episodes.
 """
 
 from __future__ import annotations
@@ -25,11 +26,54 @@ from geo_sokoban_pipeline.trajectories.arrow import Named, Ragged, one_array
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
 Parts = Mapping[str, Callable[..., pa.Table]]
+Rows = list[dict[str, Any]]
 _COLUMNS = ["iteration", "group_index", "reward", "success", "difficulty", "n_turns", "metrics", "reward_parts"]
+_PLAYED = ("task_id", "group_index", "sample_index", "sampling", "difficulty", "success")
 PROMPTS, VALIDATIONS = 6, 6
 _LETTERS = 40  # of an answer in the table
 GALLERY = 12
 EXTREMES = 3
+
+
+def thin(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many items: the first, the last, and some between."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+
+
+def read_rows(parts: Parts, number: int, columns: Sequence[str] = _PLAYED) -> Rows:
+    """Some columns of the stored episodes of one iteration or policy, in order, before any of them is loaded.
+
+    Returns:
+        Rows with the columns, with `number`, with `part` and `at` for `load_rows`, and with `greedy`.
+    """
+    return [
+        {
+            **row,
+            "number": number,
+            "part": name,
+            "at": at,
+            "greedy": bool(json.loads(row.get("sampling") or "{}").get("greedy")),
+        }
+        for name, read in parts.items()
+        if iteration_of(name) == number
+        for at, row in enumerate(read(columns=list(columns)).to_pylist())
+    ]
+
+
+def load_rows(parts: Parts, rows: Rows) -> list[Trajectory]:
+    """The episodes of some rows; each of their parts is read once."""
+    tables = {name: parts[name]() for name in dict.fromkeys(row["part"] for row in rows)}
+    return [table_to_trajectories(tables[row["part"]].slice(row["at"], 1))[0] for row in rows]
+
+
+def _first(rows: Iterable[dict[str, Any]], *columns: str) -> dict[Any, dict[str, Any]]:
+    """The first row of each value of a column, or of each tuple of values."""
+    found: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in columns) if columns[1:] else row[columns[0]], row)
+    return found
 
 
 @dataclass(frozen=True)
@@ -60,17 +104,21 @@ def summarise_training(trained: Parts) -> TrainingEpisodes:
     for name, read in trained.items():
         tables.setdefault(_iteration(name), []).append(read(columns=_COLUMNS))
     rows, parts = [], dict[str, None]()
-    kinds: dict[str, list[dict[str, Any]]] = {}
+    kinds: dict[str, Rows] = {}
     for number, found in tables.items():
         table = pa.concat_tables(found).unify_dictionaries().combine_chunks()
         if table.num_rows == 0:
             continue
         given = Named(one_array(table, "reward_parts"))
-        means = {name: _mean(given.pick(name)) for name in sorted(_names(given))}
-        parts |= dict.fromkeys(means)
-        rows.append({"iteration": number, **_shares(table), **{f"part/{name}": mean for name, mean in means.items()}})
-        for kind, success in _by_difficulty(table).items():
-            kinds.setdefault(kind, []).append({"iteration": number, "success": success})
+        names = sorted(given.items.values.field("name").unique().to_pylist())
+        parts |= dict.fromkeys(names)
+        rows.append(
+            {"iteration": number, **_shares(table), **{f"part/{name}": _mean(given.pick(name)) for name in names}}
+        )
+        successes = table.group_by("difficulty").aggregate([("success", "mean")]).to_pylist()
+        for kind, success in ((row["difficulty"], row["success_mean"]) for row in successes):
+            if kind is not None and success is not None:
+                kinds.setdefault(kind, []).append({"iteration": number, "success": success})
     return TrainingEpisodes(rows, list(parts), {kind: kinds[kind] for kind in sorted(kinds, key=kind_order)})
 
 
@@ -96,45 +144,22 @@ def tag_shares(index: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def kind_order(kind: str) -> tuple[bool, int, str]:
-    """Sort key of difficulties: numbers by their size, then names."""
-    return (not kind.isdigit(), int(kind) if kind.isdigit() else 0, kind)
-
-
-def _names(values: Named) -> Iterable[str]:
-    names: list[str] = values.items.values.field("name").unique().to_pylist()
-    return names
+def kind_order(kind: str | None) -> tuple[bool, bool, int, str]:
+    """Sort key of difficulties: numbers by their size, then names, then unknown ones."""
+    known = kind or ""
+    return kind is None, not known.isdigit(), int(known) if known.isdigit() else 0, known
 
 
 def _shares(table: pa.Table) -> dict[str, float | None]:
-    metrics = Named(one_array(table, "metrics"))
-    turns = float(np.sum(table["n_turns"].to_numpy()))
-    invalid, lost = metrics.pick("invalid_turns"), metrics.pick("lost")
+    metrics, turns = Named(one_array(table, "metrics")), float(np.sum(table["n_turns"].to_numpy()))
+    invalid = metrics.pick("invalid_turns")
+    groups = table.filter(table["reward"].is_valid()).group_by("group_index")
+    ends = groups.aggregate([("reward", "min"), ("reward", "max")])
     return {
-        "episodes/equal_groups": _equal_groups(table),
+        "episodes/equal_groups": pc.mean(pc.equal(ends["reward_min"], ends["reward_max"])).as_py(),
         "episodes/invalid": float(np.nansum(invalid)) / turns if invalid is not None and turns else None,
-        "episodes/lost": _mean(lost),
+        "episodes/lost": _mean(metrics.pick("lost")),
     }
-
-
-def _equal_groups(table: pa.Table) -> float | None:
-    rewards = table["reward"].to_numpy()
-    graded = ~np.isnan(rewards)
-    _, group = np.unique(table["group_index"].to_numpy()[graded], return_inverse=True)
-    if not len(group):
-        return None
-    lowest, highest = np.full(group.max() + 1, np.inf), np.full(group.max() + 1, -np.inf)
-    np.minimum.at(lowest, group, rewards[graded])
-    np.maximum.at(highest, group, rewards[graded])
-    return float((lowest == highest).mean())
-
-
-def _by_difficulty(table: pa.Table) -> dict[str, float]:
-    successes: dict[str, list[bool]] = {}
-    for kind, success in zip(table["difficulty"].to_pylist(), table["success"].to_pylist(), strict=True):
-        if kind is not None and success is not None:
-            successes.setdefault(kind, []).append(success)
-    return {kind: float(np.mean(found)) for kind, found in successes.items()}
 
 
 def _iteration(partition: str) -> int:
@@ -184,43 +209,29 @@ def follow_prompts(validations: Parts, prompts: int = PROMPTS, versions: int = V
     Greedy episodes are preferred, because they differ by the policy alone. Of many validations the first, the last and
     some between are shown, and likewise of many difficulties.
     """
-    names: dict[int, list[str]] = {}
-    for name in validations:
-        names.setdefault(_iteration(name), []).append(name)
-    chosen = _thin(sorted(names), versions)
-    found = {version: _read(validations, names[version]) for version in chosen}
-    found = {version: episodes for version, episodes in found.items() if episodes}
-    if not found:
-        return None
-    greedy = all(any(is_greedy for is_greedy, _ in episodes) for episodes in found.values())
-    by_version: dict[int, dict[str, Trajectory]] = {version: {} for version in found}
-    for version, episodes in found.items():
-        for is_greedy, episode in episodes:
-            if is_greedy == greedy:
-                by_version[version].setdefault(episode.task_id, episode)
-    oldest = list(by_version[chosen[0]].values()) if chosen[0] in by_version else []
-    first: dict[str | None, Trajectory] = {}
-    for episode in oldest:
-        first.setdefault(episode.difficulty, episode)
-    kinds = sorted(first, key=lambda kind: (kind is None, kind_order(kind or "")))
+    chosen = thin(sorted({_iteration(name) for name in validations}), versions)
+    rows = {version: read_rows(validations, version) for version in chosen}
+    rows = {version: found for version, found in rows.items() if found}
+    greedy = all(any(row["greedy"] for row in found) for found in rows.values())
+    played = {
+        version: _first((row for row in found if row["greedy"] == greedy), "task_id") for version, found in rows.items()
+    }
+    oldest = played[chosen[0]].values() if chosen and chosen[0] in played else ()
+    first = _first(oldest, "difficulty")
     # A task without difficulties shows its first prompts.
-    shown = [first[kind] for kind in _thin(kinds, prompts)] if len(kinds) > 1 else oldest[:prompts]
-    histories = [_follow(one, [by_version[version].get(one.task_id) for version in found]) for one in shown]
-    return Validations(list(found), "greedy" if greedy else "sampled", histories) if histories else None
+    kinds = thin(sorted(first, key=kind_order), prompts)
+    shown = [first[kind] for kind in kinds] if len(first) > 1 else list(oldest)[:prompts]
+    prompts_shown = [row["task_id"] for row in shown]
+    wanted = [found[prompt] for found in played.values() for prompt in prompts_shown if prompt in found]
+    loaded = {
+        (row["number"], one.task_id): one for row, one in zip(wanted, load_rows(validations, wanted), strict=True)
+    }
+    histories = [_follow([loaded.get((version, prompt)) for version in played]) for prompt in prompts_shown]
+    return Validations(list(played), "greedy" if greedy else "sampled", histories) if histories else None
 
 
-def _read(validations: Parts, names: Sequence[str]) -> list[tuple[bool, Trajectory]]:
-    episodes = [episode for name in names for episode in table_to_trajectories(validations[name]())]
-    return [(_is_greedy(episode.sampling or "{}"), episode) for episode in episodes]
-
-
-def _thin(items: Sequence[Any], most: int) -> list[Any]:
-    if len(items) <= most:
-        return list(items)
-    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
-
-
-def _follow(prompt: Trajectory, episodes: Sequence[Trajectory | None]) -> PromptHistory:
+def _follow(episodes: Sequence[Trajectory | None]) -> PromptHistory:
+    prompt = next(filter(None, episodes))
     image = png_data_uri(prompt.images[0]) if prompt.images else None
     name = "" if prompt.difficulty is None else task_or_plain(prompt.task).report.name_kind(prompt.difficulty)
     return PromptHistory(image, name, [None if episode is None else _answer(episode) for episode in episodes])
@@ -239,13 +250,8 @@ def _answer(episode: Trajectory) -> Answer:
 
 @dataclass(frozen=True)
 class PromptPair:
-    """One held-out prompt: its difficulty, and an episode of the last policy and of the first one.
+    """One held-out prompt: an episode of the last policy, and one of the first one; None: there is none."""
 
-    Attributes:
-        kind: difficulty as stored; None: unknown.
-    """
-
-    kind: str | None
     after: Trajectory
     before: Trajectory | None
 
@@ -275,10 +281,11 @@ def choose_gallery(held_out: Parts, policies: int, limit: int = GALLERY) -> list
         held_out: parts `iter=<number of the policy>/…`.
         policies: number of evaluated policies; the last one is shown, the first one beside it.
     """
-    after = _sampled_rows(held_out, policies - 1)
-    before = {row.place: row for row in reversed(_sampled_rows(held_out, 0))} if policies > 1 else {}
-    pairs = [(row, before.get(row.place)) for row in _spread(after, limit)]
-    return [PromptPair(row.kind, row.load(), other.load() if other else None) for row, other in pairs]
+    chosen = _spread(_first_samples(held_out, policies - 1), limit)
+    others = _first(_first_samples(held_out, 0), "group_index") if policies > 1 else {}
+    beside = load_rows(held_out, [others[row["group_index"]] for row in chosen if row["group_index"] in others])
+    before = {one.group_index: one for one in beside}
+    return [PromptPair(one, before.get(one.group_index)) for one in load_rows(held_out, chosen)]
 
 
 def choose_extremes(trained: Parts, amount: int = EXTREMES) -> Extremes | None:
@@ -288,93 +295,45 @@ def choose_extremes(trained: Parts, amount: int = EXTREMES) -> Extremes | None:
     prompts would come first. At most two parts are read. Each group appears once, so that the examples differ.
     """
     for name in list(trained)[-1:-3:-1]:
-        table = trained[name]()
-        rows = table.select(["iteration", "group_index", "reward", "trained"]).to_pylist()
-        graded = [(at, row) for at, row in enumerate(rows) if is_number(row["reward"])]
-        graded = [item for item in graded if item[1]["trained"]] or graded
+        part = {name: trained[name]}
+        rows = read_rows(part, _iteration(name), ("iteration", "group_index", "reward", "trained"))
+        graded = [row for row in rows if is_number(row["reward"])]
+        graded = [row for row in graded if row["trained"]] or graded
         if graded:
-            means = _group_means([row for _, row in graded])
-            ranked = sorted(graded, key=lambda item: (means[item[1]["group_index"]] - item[1]["reward"], item[0]))
-            best = _one_per_group(ranked, amount)
-            worst = [at for at in _one_per_group(list(reversed(ranked)), amount) if at not in best]
-            pad = (table.schema.metadata or {}).get(b"image_pad_id")
-            chosen = _load(table, best), _load(table, worst)
-            shown = {one.trajectory_id: means[one.group_index] for one in (*chosen[0], *chosen[1])}
-            return Extremes(int(rows[0]["iteration"]), *chosen, int(pad) if pad else None, shown)
+            rewards: dict[int, list[float]] = {}
+            for row in graded:
+                rewards.setdefault(row["group_index"], []).append(row["reward"])
+            means = {group: fmean(values) for group, values in rewards.items()}
+            ranked = sorted(graded, key=lambda row: (means[row["group_index"]] - row["reward"], row["at"]))
+            best = list(_first(ranked, "group_index").values())[:amount]
+            worst = [row for row in list(_first(reversed(ranked), "group_index").values())[:amount] if row not in best]
+            loaded = load_rows(part, best + worst)
+            pad = (trained[name](columns=["reward"]).schema.metadata or {}).get(b"image_pad_id")
+            shown = {one.trajectory_id: means[one.group_index] for one in loaded}
+            return Extremes(
+                rows[0]["iteration"], loaded[: len(best)], loaded[len(best) :], int(pad) if pad else None, shown
+            )
     return None
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A stored episode before it is loaded."""
-
-    table: pa.Table
-    at: int
-    place: tuple[int, int]
-    kind: str | None
-    solved: bool
-
-    @property
-    def order(self) -> tuple[bool, tuple[bool, int, str]]:
-        """Sort key of the difficulty; unknown ones come last."""
-        return self.kind is None, kind_order(self.kind or "")
-
-    def load(self) -> Trajectory:
-        return _load(self.table, [self.at])[0]
-
-
-def _sampled_rows(held_out: Parts, policy: int) -> list[_Row]:
+def _first_samples(held_out: Parts, policy: int) -> Rows:
     """First sampled episode of each prompt of a policy; greedy ones if none was sampled."""
-    rows: list[tuple[bool, _Row]] = []
-    for name, read in held_out.items():
-        if iteration_of(name) != policy:
-            continue
-        table = read()
-        columns = table.select(["group_index", "sample_index", "sampling", "difficulty", "success"]).to_pylist()
-        for at, column in enumerate(columns):
-            place = (column["group_index"], column["sample_index"])
-            row = _Row(table, at, place, column["difficulty"], bool(column["success"]))
-            rows.append((_is_greedy(column["sampling"]), row))
-    greedy_only = all(greedy for greedy, _ in rows)
-    return [row for greedy, row in rows if (greedy_only or not greedy) and row.place[1] == 0]
+    rows = [{**row, "success": bool(row["success"])} for row in read_rows(held_out, policy)]
+    greedy_only = all(row["greedy"] for row in rows)
+    return [row for row in rows if row["greedy"] == greedy_only and row["sample_index"] == 0]
 
 
-def _is_greedy(sampling: str) -> bool:
-    values: dict[str, Any] = json.loads(sampling or "{}")
-    return bool(values.get("greedy"))
-
-
-def _spread(rows: Sequence[_Row], limit: int) -> list[_Row]:
-    kinds = [row.kind for row in sorted({row.kind: row for row in rows}.values(), key=lambda row: row.order)]
+def _spread(rows: Rows, limit: int) -> Rows:
+    kinds = sorted({row["difficulty"] for row in rows}, key=kind_order)
     if len(kinds) > limit:
         kinds = [kinds[at * len(kinds) // limit] for at in range(limit)]
-    first: dict[tuple[str | None, bool], _Row] = {}
-    for row in rows:
-        first.setdefault((row.kind, row.solved), row)
+    first = _first(rows, "difficulty", "success")
     wanted = [(kind, True) for kind in kinds] + [(kind, False) for kind in reversed(kinds)]
     chosen = [first[key] for key in wanted if key in first][:limit]
     # For tasks without difficulties this rule gives two rows; the next ones in order follow.
     if len(kinds) == 1:
         chosen += [row for row in rows if row not in chosen][: limit - len(chosen)]
-    return sorted(chosen, key=lambda row: (row.order, not row.solved, row.place))
-
-
-def _group_means(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    rewards: dict[int, list[float]] = {}
-    for row in rows:
-        rewards.setdefault(row["group_index"], []).append(row["reward"])
-    return {group: fmean(values) for group, values in rewards.items()}
-
-
-def _one_per_group(ranked: Sequence[tuple[int, Mapping[str, Any]]], amount: int) -> list[int]:
-    chosen: dict[int, int] = {}
-    for at, row in ranked:
-        chosen.setdefault(row["group_index"], at)
-    return list(chosen.values())[:amount]
-
-
-def _load(table: pa.Table, places: Sequence[int]) -> list[Trajectory]:
-    return [table_to_trajectories(table.slice(at, 1))[0] for at in places]
+    return sorted(chosen, key=lambda row: (kind_order(row["difficulty"]), not row["success"], row["group_index"]))
 
 
 def read_successes(held_out: Parts, policy: int) -> dict[str, list[list[bool]]]:
@@ -384,11 +343,9 @@ def read_successes(held_out: Parts, policy: int) -> dict[str, list[list[bool]]]:
         held_out: parts `iter=<number of the policy>/…`; each is called with `columns`.
     """
     successes: dict[str, dict[int, list[bool]]] = {}
-    for name, read in held_out.items():
-        if iteration_of(name) == policy:
-            for row in read(columns=["task_id", "group_index", "sampling", "success"]).to_pylist():
-                if not _is_greedy(row["sampling"]):
-                    # As in the summary, a failed episode counts as not solved.
-                    rows = successes.setdefault(row["task_id"], {})
-                    rows.setdefault(row["group_index"], []).append(bool(row["success"]))
+    for row in read_rows(held_out, policy, ("task_id", "group_index", "sampling", "success")):
+        if not row["greedy"]:
+            # As in the summary, a failed episode counts as not solved.
+            rows = successes.setdefault(row["task_id"], {})
+            rows.setdefault(row["group_index"], []).append(bool(row["success"]))
     return {name: list(rows.values()) for name, rows in successes.items()}

@@ -29,7 +29,7 @@ from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
 from geo_sokoban_pipeline.runs.folders import SourceError, iteration_of
-from geo_sokoban_pipeline.runs.provenance import read_versions
+from geo_sokoban_pipeline.runs.provenance import read_versions, summarise_commands
 from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind
 
 if TYPE_CHECKING:
@@ -442,16 +442,13 @@ def report_evaluation(
         run_id=run_id,
         metrics=[],
         summary=summary,
-        warm_start=[],
         held_out=played,
-        trained={},
-        data_report=None,
         parameters={
             "seed": seed,
             run: options.model_dump(mode="json"),
             f"train_{settings.task}": settings.model_dump(mode="json"),
         },
         versions=read_versions(),
-        commands=commands or (),
+        time=summarise_commands(commands or ()),
     )
     return build_report(inputs)

@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows
 from geo_sokoban_pipeline.runs.fingerprint import hash_files
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, link_policy
-from geo_sokoban_pipeline.runs.provenance import read_versions
+from geo_sokoban_pipeline.runs.provenance import read_versions, summarise_commands
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def write_report(
         versions=read_versions(),
         token_texts=read_token_texts(policy.path),
         validations=validations,
-        commands=commands or (),
+        time=summarise_commands(commands or ()),
         index=episodes,
         audit=audit,
         whole_audit=audited,
