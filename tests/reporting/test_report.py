@@ -321,10 +321,11 @@ def test_validations_follow_the_same_prompts():
     found = follow_prompts(parts)
     assert (found.versions, found.mode) == ([0, 5, 10], "greedy")
     names = ["optimal: 1 move", *(f"optimal: {number} moves" for number in (2, 4, 5, 7, 8))]
-    assert [row.name for row in found.prompts] == names
-    assert all(row.answers[-1].solved for row in found.prompts)
-    assert [len(row.answers[-1].text) for row in found.prompts] == [1, 2, 4, 5, 7, 8]
-    assert set(found.prompts[-1].answers[-1].text) <= set("↑↓←→")
+    assert [name for _, name, _ in found.prompts] == names
+    last = [answers[-1] for _, _, answers in found.prompts]
+    assert all(answer.solved for answer in last)
+    assert [len(answer.text) for answer in last] == [1, 2, 4, 5, 7, 8]
+    assert set(last[-1].text) <= set("↑↓←→")
     page = Page(build_report(make_inputs(validations=parts)))
     assert "validations" in page.ids and "after 10 iterations" in page.text
     assert follow_prompts({}) is None

@@ -12,14 +12,11 @@ from geo_sokoban_pipeline.reporting.training_episodes import choose_extremes, ch
 from reporting.material import lazily, make_played, make_trained
 
 
-def kind_of(pair):
-    return pair.after.difficulty
-
-
 def test_gallery_covers_lengths_and_both_ends():
     pairs = choose_gallery(make_played(), 2)
-    assert [kind_of(pair) for pair in pairs] == sorted(map(kind_of, pairs))
-    assert {kind_of(pair) for pair in pairs} == {str(length) for length in range(1, 9)}
+    kinds = [pair.after.difficulty for pair in pairs]
+    assert kinds == sorted(kinds)
+    assert set(kinds) == {str(length) for length in range(1, 9)}
     assert {is_solved(pair.after) for pair in pairs} == {True, False}
     assert len(pairs) <= 12
     for pair in pairs:
@@ -32,7 +29,7 @@ def test_gallery_covers_lengths_and_both_ends():
 def test_gallery_keeps_its_limit(limit):
     pairs = choose_gallery(make_played(24), 2, limit)
     assert len(pairs) == limit
-    assert len({kind_of(pair) for pair in pairs}) == limit
+    assert len({pair.after.difficulty for pair in pairs}) == limit
 
 
 def test_one_policy_has_no_other_beside_it():
@@ -45,7 +42,7 @@ def test_task_without_lengths_shows_the_first_ones():
     episodes = make_trajectories(20, group_size=1, evaluation=True)
     pairs = choose_gallery({"iter=00000/part-000": lazily(episodes)}, 1, 5)
     assert [pair.after.group_index for pair in pairs] == [0, 1, 2, 3, 4]
-    assert {kind_of(pair) for pair in pairs} == {None}
+    assert {pair.after.difficulty for pair in pairs} == {None}
 
 
 def test_nothing_played():

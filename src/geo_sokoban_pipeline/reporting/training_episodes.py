@@ -186,21 +186,18 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class PromptHistory:
-    """One validation prompt: its image as a data URI (None where it has none), a name, an answer per version."""
-
-    image: str | None
-    name: str
-    answers: list[Answer | None]
-
-
-@dataclass(frozen=True)
 class Validations:
-    """Policy versions, how they decoded, and the prompts."""
+    """Validation prompts over the training.
+
+    Attributes:
+        versions: of the policy.
+        mode: how they decoded.
+        prompts: image as a data URI (None where there is none), name, and an answer per version.
+    """
 
     versions: list[int]
     mode: str
-    prompts: list[PromptHistory]
+    prompts: list[tuple[str | None, str, list[Answer | None]]]
 
 
 def follow_prompts(validations: Parts, prompts: int = PROMPTS, versions: int = VALIDATIONS) -> Validations | None:
@@ -230,11 +227,11 @@ def follow_prompts(validations: Parts, prompts: int = PROMPTS, versions: int = V
     return Validations(list(played), "greedy" if greedy else "sampled", histories) if histories else None
 
 
-def _follow(episodes: Sequence[Trajectory | None]) -> PromptHistory:
+def _follow(episodes: Sequence[Trajectory | None]) -> tuple[str | None, str, list[Answer | None]]:
     prompt = next(filter(None, episodes))
     image = png_data_uri(prompt.images[0]) if prompt.images else None
     name = "" if prompt.difficulty is None else task_or_plain(prompt.task).report.name_kind(prompt.difficulty)
-    return PromptHistory(image, name, [None if episode is None else _answer(episode) for episode in episodes])
+    return image, name, [None if episode is None else _answer(episode) for episode in episodes]
 
 
 def _answer(episode: Trajectory) -> Answer:
