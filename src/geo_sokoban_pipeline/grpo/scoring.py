@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -222,6 +222,25 @@ def turn_credit(episode: Trajectory, task: Task, reward_args: Mapping[str, Any])
             f"grpo.credit=turn needs a reward made of {task.credited}; use credit=episode."
         )
     return np.concatenate([values, np.zeros(len(turns) - len(values))])
+
+
+def credit_turns(episode: Trajectory, task: Task, reward_args: Mapping[str, Any]) -> Trajectory | None:
+    """An episode of an evaluation with the shares of its reward that credit per turn gives to its responses.
+
+    Args:
+        reward_args: `reward.args` of the run.
+
+    Returns:
+        A copy; None where the turns do not add up to the reward, so that credit per turn would change it.
+    """
+    if episode.reward is None:
+        return None
+    try:
+        shares = iter(turn_credit(episode, task, reward_args).tolist())
+    except ValueError:
+        return None
+    turns = [replace(turn, credit=next(shares)) if turn.role == "assistant" else turn for turn in episode.turns]
+    return replace(episode, turns=turns)
 
 
 def _version_reason(episode: Trajectory, rule: str, newest: int) -> str | None:

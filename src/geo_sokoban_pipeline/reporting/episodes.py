@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from PIL import Image, ImageDraw, ImageFont
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.formats import plural, shorten, signed
-from geo_sokoban_pipeline.grpo.scoring import turn_credit
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import SOLVED
@@ -80,25 +79,6 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
 def turn_reward(turn: Turn) -> float | None:
     """Credit of a turn if credit is per turn, else the environment's reward for it; None if there is neither."""
     return turn.reward if turn.credit is None else turn.credit
-
-
-def credit_turns(episode: Trajectory, task: Task, reward_args: Mapping[str, Any]) -> Trajectory | None:
-    """An episode of an evaluation with the shares of its reward that credit per turn gives to its responses.
-
-    Args:
-        reward_args: `reward.args` of the run.
-
-    Returns:
-        A copy; None where the turns do not add up to the reward, so that credit per turn would change it.
-    """
-    if episode.reward is None:
-        return None
-    try:
-        shares = iter(turn_credit(episode, task, reward_args).tolist())
-    except ValueError:
-        return None
-    turns = [replace(turn, credit=next(shares)) if turn.role == "assistant" else turn for turn in episode.turns]
-    return replace(episode, turns=turns)
 
 
 def lost_turn(trajectory: Trajectory) -> int | None:
@@ -231,27 +211,20 @@ def read_token_texts(folder: Path) -> TokenTexts:
 
 @dataclass
 class PlayerData:
-    """Data of the page's script: `images` by key, `episodes` as lists of frames."""
+    """Data of the page's script: `images` by key, `episodes` as lists of frames; their `numbers` by trajectory id."""
 
     images: dict[str, str] = field(default_factory=dict)
     episodes: list[dict[str, Any]] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
 
-    def add(self, trajectory: Trajectory, end: str) -> int:
-        """Add an episode.
-
-        Args:
-            end: its result in words.
-
-        Returns:
-            Its number in `episodes`.
-        """
+    def add(self, trajectory: Trajectory, end: str, solved: bool) -> None:
+        """Add an episode, with its result in words."""
         frames = episode_frames(trajectory)
-        responses = len(frames) - 1
         silent = task_or_plain(trajectory.task).report.no_action
-        shown = [self._describe(frame, at + 1, responses, silent) for at, frame in enumerate(frames[:-1])]
+        shown = [self._describe(frame, at + 1, len(frames) - 1, silent) for at, frame in enumerate(frames[:-1])]
         last = {"image": self._add_image(frames[-1].image), "step": "end", "note": end}
-        self.episodes.append({"frames": [*shown, last], "solved": is_solved(trajectory)})
-        return len(self.episodes) - 1
+        self.numbers[trajectory.trajectory_id] = len(self.episodes)
+        self.episodes.append({"frames": [*shown, last], "solved": solved})
 
     def _describe(self, frame: Frame, number_of: int, responses: int, silent: str) -> dict[str, Any]:
         notes = [frame.action.replace(",", ", ") if frame.action else silent]

@@ -21,12 +21,12 @@ from PIL import Image
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.formats import find_stale, signed
+from geo_sokoban_pipeline.grpo.scoring import credit_turns
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.charts import Chart
 from geo_sokoban_pipeline.reporting.episodes import (
     Frame,
     TokenTexts,
-    credit_turns,
     describe_end,
     episode_frames,
     episode_gif,

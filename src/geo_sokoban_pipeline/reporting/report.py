@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.report import DataTable
+from geo_sokoban_pipeline.grpo.scoring import credit_turns
 from geo_sokoban_pipeline.reporting import curves, report_tables
 from geo_sokoban_pipeline.reporting.charts import Chart
 from geo_sokoban_pipeline.reporting.episodes import (
     PlayerData,
     TokenTexts,
     TokenTurn,
-    credit_turns,
     describe_end,
     is_solved,
     token_turns,
@@ -101,23 +101,6 @@ class ReportInputs(StoredRun):
 
 
 @dataclass(frozen=True)
-class ShownEpisode:
-    """One episode of the page.
-
-    Attributes:
-        end: its result in words.
-        player: its number among the players; None: the site plays it.
-        tokens: by turn; empty where the site shows them.
-    """
-
-    trajectory: Trajectory
-    end: str
-    solved: bool
-    player: int | None
-    tokens: Sequence[TokenTurn] = ()
-
-
-@dataclass(frozen=True)
 class ReportFacts:
     """All that the page says; the template decides how.
 
@@ -128,8 +111,10 @@ class ReportFacts:
         lengths: the rates by difficulty.
         health: small charts of the training's diagnostics.
         numbers: the run in a few (name, number) pairs.
-        gallery: (title, subtitle, [(policy, episode)]) of each held-out prompt.
-        extremes: training episodes with the best and worst rewards, by `Best` and `Worst`.
+        labels: of the last policy and of the first one, whose episodes `gallery` has.
+        gallery: held-out prompts with title and subtitle.
+        ends: result of each shown episode in words, and whether it succeeded, by trajectory id.
+        tokens: of the training episodes, by trajectory id; empty where a site shows them.
         players: data of the page's script.
     """
 
@@ -143,9 +128,11 @@ class ReportFacts:
     numbers: list[tuple[str, str]]
     validations: Validations | None
     evaluation: report_tables.Evaluation
-    gallery: list[tuple[str, str, list[tuple[str, ShownEpisode]]]]
-    chosen: Extremes | None
-    extremes: dict[str, list[ShownEpisode]]
+    labels: list[str]
+    gallery: list[tuple[str, str, PromptPair]]
+    extremes: Extremes | None
+    ends: dict[str, tuple[str, bool]]
+    tokens: dict[str, list[TokenTurn]]
     timings: list[report_tables.PhaseTime]
     data: DataTable | None
     audits: list[report_tables.AuditTable]
@@ -159,23 +146,37 @@ def build_report(inputs: ReportInputs) -> str:
 
 
 def read_facts(inputs: ReportInputs) -> ReportFacts:
-    """The facts of a run, from what it has stored: its numbers, then its episodes, then what both say together."""
+    """The facts of a run, from what it has stored."""
     task, summary, metrics, players = task_or_plain(inputs.task), inputs.summary, inputs.metrics, PlayerData()
+    # Stored episodes: numbers over all of them, and those that are shown.
     episodes, extremes = summarise_training(inputs.trained), choose_extremes(inputs.trained)
     tags = [] if inputs.index is None else tag_shares(inputs.index)
-    validations = follow_prompts(inputs.validations)
-    pairs = choose_gallery(inputs.held_out, len(inputs.policies))
-    change = compare_policies(inputs, 0, inputs, len(inputs.policies) - 1)
+    validations, pairs = follow_prompts(inputs.validations), choose_gallery(inputs.held_out, len(inputs.policies))
     by_iteration = {row["iteration"]: row for row in episodes.rows}
     diagnostics = [{**by_iteration.get(row.get("iteration"), {}), **row} for row in metrics]
-    parts = task.report.reward_parts(episodes.parts, inputs.option("reward", "args") or {})
+    order, title = str(inputs.option("prompts", "order")), _title(inputs)
+    per_turn, reward_args = inputs.option("grpo", "credit") == "turn", inputs.option("reward", "args") or {}
+    # Evaluation, scoring, task and provenance are asked here alone: for the paired test, for the rewards that turns of
+    # the evaluation would have had in training, for the parts of the reward, for the command of an audit.
+    change = compare_policies(inputs, 0, inputs, len(inputs.policies) - 1)
+    shown = [one for pair in pairs for one in (pair.after, pair.before) if one is not None]
+    if per_turn:
+        shown = [credit_turns(one, task, reward_args) or one for one in shown]
+    parts = task.report.reward_parts(episodes.parts, reward_args)
+    audit_command = suggest_command(f"audit_{inputs.task}", inputs.run_id)
+    # Episodes as the page shows them; a site has the players and the tokens of the training episodes.
+    trained, pad = ([*extremes.best, *extremes.worst], extremes.image_pad_id) if extremes else ([], None)
+    alone = trained if inputs.site is None else []
+    ends = {one.trajectory_id: (describe_end(one), is_solved(one)) for one in (*shown, *trained)}
+    for one in {one.trajectory_id: one for one in (*shown, *alone)}.values():
+        players.add(one, *ends[one.trajectory_id])
     return ReportFacts(
-        title=_title(inputs),
+        title=title,
         task=task,
         headline=write_progress(*inputs.progress) if inputs.progress else write_headline(summary, change, inputs.stale),
         made=[*describe_making(inputs.time), *describe_evaluated(summary)],
         charts={
-            "success": curves.success_chart(metrics, task.words, str(inputs.option("prompts", "order"))),
+            "success": curves.success_chart(metrics, task.words, order),
             "reward": curves.reward_chart(metrics),
             "kinds": curves.kind_chart(episodes.kinds, task.words, task.report.difficulty),
             "parts": curves.parts_chart(episodes.rows, parts),
@@ -189,13 +190,15 @@ def read_facts(inputs: ReportInputs) -> ReportFacts:
         lengths=report_tables.difficulty_chart(summary),
         evaluation=report_tables.read_evaluation(summary),
         timings=report_tables.timings(metrics),
-        data=report_tables.data_table(inputs.data_report, task),
         audits=report_tables.audit_tables(inputs.whole_audit, inputs.audit, len(metrics)),
-        chosen=extremes,
-        gallery=[_show_pair(pair, inputs, task, players) for pair in pairs],
-        extremes=_show_extremes(inputs, extremes, players),
+        labels=[task.report.label(name) for name in (*inputs.policies[-1:], *inputs.policies[:1])],
+        gallery=[(*_name_prompt(pair.after, task), pair) for pair in pairs],
+        extremes=extremes,
+        ends=ends,
+        tokens={one.trajectory_id: token_turns(one, pad, inputs.token_texts) for one in alone},
         players=players,
-        audit_command=suggest_command(f"audit_{inputs.task}", inputs.run_id),
+        audit_command=audit_command,
+        data=report_tables.data_table(inputs.data_report, task),
     )
 
 
@@ -206,35 +209,10 @@ def _title(inputs: ReportInputs) -> str:
     return f"own task {Path(str(factory).split(':')[0]).name}"
 
 
-def _show_pair(
-    pair: PromptPair, inputs: ReportInputs, task: Task, players: PlayerData
-) -> tuple[str, str, list[tuple[str, ShownEpisode]]]:
-    """A held-out prompt; with credit per turn, turns have the rewards that they would have had in training."""
-    kind, number = pair.after.difficulty, f"{task.words.unit} {pair.after.group_index}"
-    title = number if kind is None else task.report.name_kind(kind)
-    takes = []
-    for name, episode in ((inputs.policies[-1], pair.after), (inputs.policies[0], pair.before)):
-        if episode is not None:
-            args = inputs.option("reward", "args") or {}
-            credited = credit_turns(episode, task, args) if inputs.option("grpo", "credit") == "turn" else None
-            takes.append((task.report.label(name), _show(credited or episode, players)))
-    return title[:1].upper() + title[1:], "" if kind is None else number, takes
-
-
-def _show(episode: Trajectory, players: PlayerData | None, tokens: Sequence[TokenTurn] = ()) -> ShownEpisode:
-    end = describe_end(episode)
-    return ShownEpisode(episode, end, is_solved(episode), players.add(episode, end) if players else None, tokens)
-
-
-def _show_extremes(inputs: ReportInputs, found: Extremes | None, players: PlayerData) -> dict[str, list[ShownEpisode]]:
-    """Training episodes; a site has their players and their tokens."""
-    if found is None:
-        return {}
-    chosen = {"Best": found.best, "Worst": found.worst}
-    if inputs.site is not None:
-        return {name: [_show(one, None) for one in episodes] for name, episodes in chosen.items() if episodes}
-    return {
-        name: [_show(one, players, token_turns(one, found.image_pad_id, inputs.token_texts)) for one in episodes]
-        for name, episodes in chosen.items()
-        if episodes
-    }
+def _name_prompt(episode: Trajectory, task: Task) -> tuple[str, str]:
+    """Title and subtitle of a held-out prompt: its kind where that is known, and its number."""
+    number = f"{task.words.unit} {episode.group_index}"
+    title, subtitle = (
+        (number, "") if episode.difficulty is None else (task.report.name_kind(episode.difficulty), number)
+    )
+    return title[:1].upper() + title[1:], subtitle
