@@ -48,6 +48,9 @@ def test_page_speaks_of_problems(page):
         assert words in page.text
     for words in ("level", "wall", "moves", "exact solver", "Solve rate", "solve rate", "nan", "None"):
         assert not re.search(rf"\b{words}s?\b", page.text), words
+    assert "problems by family" in page.text
+    assert re.search(r"train\s*40\s*40\s*40", page.text)
+    assert "Counted again for this report: 0 images and 0 problems occur in more than one split." in page.text
 
 
 def test_first_attempts_stand_apart_where_there_are_several(task, page):
@@ -116,12 +119,6 @@ def test_gallery_has_every_family_with_its_image_and_responses(task, page):
         assert len({frame["image"] for frame in episode["frames"]}) == 1
         assert "\\boxed{" in episode["frames"][0]["response"]
         assert not any("no answer" in frame["note"] for frame in episode["frames"])
-
-
-def test_account_of_the_data(page):
-    assert "problems by family" in page.text
-    assert re.search(r"train\s*40\s*40\s*40", page.text)
-    assert "Counted again for this report: 0 images and 0 problems occur in more than one split." in page.text
 
 
 def test_displays_of_a_notebook(task):

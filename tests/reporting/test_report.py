@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.formats import signed
 from geo_sokoban_pipeline.reporting.curves import run_facts, tags_chart
 from geo_sokoban_pipeline.reporting.episodes import describe_end
 from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
+from geo_sokoban_pipeline.reporting.report_tables import kind_tables
 from geo_sokoban_pipeline.reporting.training_episodes import (
     choose_extremes,
     follow_prompts,
@@ -102,6 +103,7 @@ def test_page_has_every_section(page):
     assert {"training", "evaluation", "episodes", "extremes", "time", "data", "settings"} <= page.ids
     for words in ("GRPO raised the solve rate", "Solve rate by optimal length", "Worst", "learning_rate", "2.13.0"):
         assert words in page.text
+    assert {link[1:] for link in page.attributes("href")} <= page.ids
 
 
 def test_page_fetches_nothing(page, page_text):
@@ -121,10 +123,6 @@ def test_page_allows_no_script_but_its_own(page):
     assert not [name for _, values in page.tags for name in values if name.startswith("on")]
 
 
-def test_links_lead_to_sections(page):
-    assert {link[1:] for link in page.attributes("href")} <= page.ids
-
-
 def test_images_are_stored_once(page):
     data = agents_of(page)
     images = list(data["images"].values())
@@ -136,11 +134,8 @@ def test_images_are_stored_once(page):
     assert set(shown) == set(range(len(data["episodes"])))
 
 
-def test_page_is_small(page_text):
+def test_page_is_small_and_the_same_for_the_same_inputs(page_text):
     assert len(page_text) < 1_000_000
-
-
-def test_same_inputs_give_the_same_page(page_text):
     assert build_report(make_inputs()) == page_text
 
 
@@ -230,6 +225,25 @@ def test_page_says_when_how_and_where_it_was_made():
     for words in (*told, "6x6-1box-0af3"):
         assert words in text
     assert "whole run took 6 min 20 s" in text and "time in iterations" not in text
+
+
+def test_lengths_that_one_policy_lacks_are_dashes():
+    summary = make_summary()
+    del summary["rows"][0]["by_length"][2]
+    table = kind_tables(summary)[0]
+    assert table.names == ["warm start", "after GRPO", "random legal moves"]
+    assert table.lines[2][1][0] is None and table.lines[2][1][1] is not None
+    dash = '<td title="">– <span class="quiet"></span></td>'
+    assert build_report(make_inputs(summary=summary)).count(dash) == 1
+
+
+def test_parameters_are_flattened():
+    page = build_report(make_inputs(parameters={"train": {"grpo": {"size": 8, "clip": None}, "empty": {}}, "seed": 1}))
+    tables = page.partition('<section id="settings">')[2].partition("</section>")[0].split("<summary>")[1:]
+    assert [re.findall("<code>(.*?)</code>", table) for table in tables] == [
+        ["run", "seed", "1"],
+        ["train", "grpo.size", "8", "grpo.clip", "null", "empty", "{}"],
+    ]
 
 
 OWN = {"env": {"factory": "tasks/cells.py:build_env"}}

@@ -45,9 +45,11 @@ def test_task_without_lengths_shows_the_first_ones():
     assert {pair.after.difficulty for pair in pairs} == {None}
 
 
-def test_nothing_played():
+def test_nothing_stored():
     assert choose_gallery({}, 2) == []
     assert choose_gallery({"iter=00001/part-000": lazily([])}, 2) == []
+    assert choose_extremes({}) is None
+    assert choose_extremes({"iter=00000/part-000": lazily([])}) is None
 
 
 def test_extremes_come_from_the_newest_part_alone():
@@ -74,8 +76,3 @@ def test_trained_episodes_are_preferred():
     best.trained = False
     extremes = choose_extremes({"iter=00000/part-000": lazily(episodes)})
     assert best.trajectory_id not in [episode.trajectory_id for episode in extremes.best]
-
-
-def test_no_training_episodes():
-    assert choose_extremes({}) is None
-    assert choose_extremes({"iter=00000/part-000": lazily([])}) is None

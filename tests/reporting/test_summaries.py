@@ -13,7 +13,6 @@ from geo_sokoban_pipeline.evaluation.metrics import PairedTest
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting import notebook as show
 from geo_sokoban_pipeline.reporting.facts import write_headline
-from geo_sokoban_pipeline.reporting.report import build_report
 from geo_sokoban_pipeline.reporting.report_tables import (
     data_table,
     difficulty_chart,
@@ -22,7 +21,6 @@ from geo_sokoban_pipeline.reporting.report_tables import (
     read_evaluation,
     timings,
 )
-from reporting.material import make_inputs
 from reporting.run_numbers import make_data_report, make_metrics, make_summary
 
 
@@ -143,16 +141,6 @@ def test_evaluation_row_with_nothing_but_a_name():
     assert re.sub("<.*?>", " ", line).split() == ["after", "GRPO", *["–"] * 4] and 'class="range ' not in line
 
 
-def test_lengths_that_one_policy_lacks_are_dashes():
-    summary = make_summary()
-    del summary["rows"][0]["by_length"][2]
-    table = kind_tables(summary)[0]
-    assert table.names == ["warm start", "after GRPO", "random legal moves"]
-    assert table.lines[2][1][0] is None and table.lines[2][1][1] is not None
-    dash = '<td title="">– <span class="quiet"></span></td>'
-    assert build_report(make_inputs(summary=summary)).count(dash) == 1
-
-
 def test_timings_add_up():
     rows = timings(make_metrics(50))
     assert [row.name for row in rows][-2:] == ["Other", "Iteration"]
@@ -186,15 +174,6 @@ def test_data_table_names_rejected_rows():
 @pytest.mark.parametrize("report", [None, {}, {"splits": {}}])
 def test_no_account_of_the_data(report):
     assert data_table(report, SOKOBAN) is None
-
-
-def test_parameters_are_flattened():
-    page = build_report(make_inputs(parameters={"train": {"grpo": {"size": 8, "clip": None}, "empty": {}}, "seed": 1}))
-    tables = page.partition('<section id="settings">')[2].partition("</section>")[0].split("<summary>")[1:]
-    assert [re.findall("<code>(.*?)</code>", table) for table in tables] == [
-        ["run", "seed", "1"],
-        ["train", "grpo.size", "8", "grpo.clip", "null", "empty", "{}"],
-    ]
 
 
 def test_curves_of_a_run():
