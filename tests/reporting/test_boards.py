@@ -18,7 +18,6 @@ from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.reporting.episodes import (
     describe_end,
     episode_frames,
-    episode_gif,
     episodes_gif,
 )
 from reporting.material import make_levels, play
@@ -114,10 +113,10 @@ def test_frames_without_images_or_turns():
 
 def test_film_has_a_frame_per_response_and_the_end():
     episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
-    with Image.open(io.BytesIO(episode_gif(episode, board_px=96))) as film:
+    with Image.open(io.BytesIO(episodes_gif([episode], board_px=96))) as film:
         assert film.n_frames == 6
         assert film.info["loop"] == 0
-    assert episode_gif(episode, board_px=96) == episode_gif(episode, board_px=96)
+    assert episodes_gif([episode], board_px=96) == episodes_gif([episode], board_px=96)
 
 
 def test_films_side_by_side_are_as_long_as_the_longest():

@@ -250,16 +250,6 @@ class PlayerData:
 # Episodes as animated GIFs for notebooks and the README: images with the action below.
 
 
-def episode_gif(trajectory: Trajectory, *, board_px: int = 240, seconds: float = 0.7) -> bytes:
-    """Animated GIF of one episode.
-
-    Args:
-        board_px: longer side of the image in pixels, without the line of text.
-        seconds: how long a frame stays; the end stays three times as long.
-    """
-    return episodes_gif([trajectory], columns=1, board_px=board_px, seconds=seconds)
-
-
 def episodes_gif(
     trajectories: Sequence[Trajectory], *, columns: int = 4, board_px: int = 160, seconds: float = 0.7
 ) -> bytes:

@@ -1,4 +1,4 @@
-"""What the pages about a run say of it alike: its evaluation in sentences, its paired tests, when and how it was made.
+"""Facts that several pages state about a run: its evaluation in sentences, its paired tests, when and how it was made.
 
 A paired test over the same prompts decides whether a gain is real; without their episodes the intervals decide. Both
 are over clusters of prompts (`Task.cluster_of`). The difference of two rates alone never decides.
@@ -145,7 +145,7 @@ def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None,
 
 
 def _judge(first: Row, last: Row, change: PairedTest | None, task: Task) -> str:
-    """What the paired test says of the two policies, else their intervals; empty where they have none."""
+    """The result of the paired test of two policies, else of their intervals; empty where they have none."""
     if change is not None:
         test = f"{points(change.difference, change.low, change.high)}: {count(change.gained)} gained"
         over = " over clusters" if change.clusters < change.prompts else ""

@@ -29,7 +29,7 @@ from geo_sokoban_pipeline.reporting.episodes import (
     TokenTexts,
     describe_end,
     episode_frames,
-    episode_gif,
+    episodes_gif,
     token_turns,
 )
 from geo_sokoban_pipeline.reporting.facts import describe_evaluated
@@ -204,7 +204,7 @@ def show_boards(episode: Trajectory, reward_args: Mapping[str, Any] | None = Non
 
 def show_film(episode: Trajectory, board_px: int = 240) -> Any:
     """The episode as an animated image."""
-    film = base64.b64encode(episode_gif(episode, board_px=board_px)).decode("ascii")
+    film = base64.b64encode(episodes_gif([episode], board_px=board_px)).decode("ascii")
     return _html(Markup('<img alt="{}" src="data:image/gif;base64,{}">').format(describe_end(episode), film))
 
 

@@ -1,6 +1,6 @@
 """The report of a run: one self-contained HTML page, from headline to settings.
 
-`read_facts` makes one table of facts of what a run has stored; one template writes it. The template asks nothing else.
+`read_facts` makes one table of facts from the files of a run, then one template writes it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ReportInputs(StoredRun):
 
 @dataclass(frozen=True)
 class ReportFacts:
-    """All that the page says; the template decides how.
+    """The contents of the page; the template decides how they look.
 
     Attributes:
         title: the task, or the file or module of an environment of one's own.
@@ -156,8 +156,8 @@ def read_facts(inputs: ReportInputs) -> ReportFacts:
     diagnostics = [{**by_iteration.get(row.get("iteration"), {}), **row} for row in metrics]
     order, title = str(inputs.option("prompts", "order")), _title(inputs)
     per_turn, reward_args = inputs.option("grpo", "credit") == "turn", inputs.option("reward", "args") or {}
-    # Evaluation, scoring, task and provenance are asked here alone: for the paired test, for the rewards that turns of
-    # the evaluation would have had in training, for the parts of the reward, for the command of an audit.
+    # Results of evaluation, scoring, task and provenance: the paired test, the rewards that turns of the evaluation would
+    # have had in training, the parts of the reward, the command of an audit.
     change = compare_policies(inputs, 0, inputs, len(inputs.policies) - 1)
     shown = [one for pair in pairs for one in (pair.after, pair.before) if one is not None]
     if per_turn:

@@ -11,7 +11,6 @@ from geo_sokoban_pipeline.formats import DASH, in_percent, number, percent
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart_file
 from geo_sokoban_pipeline.reporting.study_tables import (
     MODES,
-    Rate,
     Results,
     describe_beside,
     describe_choice,
@@ -144,7 +143,7 @@ def render_readme_line(results: Results) -> str:
     The text above the list says that seeds took no part in choosing the recipe, so an entry names only those that did.
     """
     link = f"[{results['title']}](docs/learning.md#{results['title'].lower().replace(' ', '-')})"
-    rate, final = task_of(results["task"]).words.rate, _rate(results["seeds"], "final", MODES[0])
+    rate, final = task_of(results["task"]).words.rate, _spread(results["seeds"], "final", MODES[0])
     chosen = any(seed["seed"] in results["chosen_on"] for seed in results["seeds"])
     seeds = _describe_seeds(results, describe_choice(results) if chosen else "")
     over = "clusters" if results.get("intervals") == "clusters" else "rows"
@@ -157,7 +156,7 @@ def render_readme(results: Results) -> str:
     seeds, task = results["seeds"], task_of(results["task"])
     lines = []
     for agent, name in task.report.study_rows.items():
-        sampled, greedy = (_rate(seeds, agent, mode) for mode in MODES)
+        sampled, greedy = (_spread(seeds, agent, mode) for mode in MODES)
         if sampled != DASH:
             lines.append([name, sampled, "" if agent in task.report.study_baselines else greedy])
     many = _describe_seeds(results, describe_choice(results))
@@ -173,10 +172,6 @@ def _describe_seeds(results: Results, clause: str) -> str:
     return ", ".join(filter(None, [f"{'mean of ' if len(seeds) > 1 else ''}{name_seeds(seeds)}", clause]))
 
 
-def _rate(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str) -> str:
-    return _spread([find_rate(seed["rows"], agent, mode) for seed in seeds])
-
-
 def _describe_minutes(results: Results) -> str:
     """Duration of whole runs if each of them had the machine to itself; else nothing."""
     minutes = [seed["minutes"] for seed in results["seeds"]]
@@ -187,13 +182,16 @@ def _describe_minutes(results: Results) -> str:
     return f"A whole run takes {low if low == high else f'{low} to {high}'} minutes on {cores} cores."
 
 
-def _spread(rates: Sequence[Rate | None]) -> str:
-    shares = [rate.share for rate in rates if rate]
-    if not shares or len(shares) < len(rates):
+def _spread(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str) -> str:
+    """Rate of one seed, or the mean of several with the lowest and the highest; a dash where one lacks it."""
+    rates = [find_rate(seed["rows"], agent, mode) for seed in seeds]
+    known = [rate for rate in rates if rate]
+    if not known or len(known) < len(rates):
         return DASH
-    if len(shares) == 1:
-        return rates[0].write() if rates[0] else DASH
-    return f"{percent(mean_share(rates))} ({in_percent(min(shares))}–{in_percent(max(shares))})"
+    if len(known) == 1:
+        return known[0].write()
+    low, high = (in_percent(end(rate.share for rate in known)) for end in (min, max))
+    return f"{percent(mean_share(known))} ({low}–{high})"
 
 
 # The files of the docs.

@@ -6,6 +6,7 @@ taken within a seed, never between means. Intervals are "apart" if they do not t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -124,7 +125,8 @@ def judge_criterion(criterion: Mapping[str, Any], rows: Sequence[Row]) -> Verdic
     if rate is None or (criterion.get("over") and other is None):
         return Verdict(DASH, None)
     value = 100 * (rate.share - (other.share if other else 0.0))
-    met = _within(value, criterion)
+    low, high = criterion.get("at_least", -math.inf), criterion.get("at_most", math.inf)
+    met = low - _ROUNDING <= value <= high + _ROUNDING
     text = signed(value, 1) if other else number(value, 1)
     if criterion.get("apart") and other is not None:
         upper, lower = (rate, other) if value >= 0 else (other, rate)
@@ -147,23 +149,17 @@ def judge_minutes(minutes: float | None, most: float, workers: int = 1) -> Verdi
     return Verdict(number(minutes, 1), minutes <= most)
 
 
-def find_growth(memory: Sequence[Sequence[float]]) -> float | None:
-    """Percent by which a run's memory grew between two iterations, [iteration, GB] each; None if it is too short."""
-    return 100 * (memory[1][1] / memory[0][1] - 1) if memory else None
+def judge_growth(memory: Sequence[Sequence[float]], most: float = math.inf) -> Verdict:
+    """Whether the memory of a run grew by at most `most` percent: `+1.4 % (1.91 to 1.93 GB)`.
 
-
-def describe_growth(memory: Sequence[Sequence[float]]) -> str:
-    """`+1.4 % (1.91 to 1.93 GB)`."""
+    Args:
+        memory: at two iterations, [iteration, GB] each; empty if the run is too short.
+    """
     if not memory:
-        return f"{DASH} (too few iterations)"
+        return Verdict(f"{DASH} (too few iterations)", None)
     (_, early), (_, late) = memory
-    return f"{signed(find_growth(memory), 1)} % ({early:.2f} to {late:.2f} GB)"
-
-
-def judge_growth(memory: Sequence[Sequence[float]], most: float) -> Verdict:
-    """Whether the memory of a run grew by at most `most` percent."""
-    growth = find_growth(memory)
-    return Verdict(describe_growth(memory), None if growth is None else growth <= most + _ROUNDING)
+    growth = 100 * (late / early - 1)
+    return Verdict(f"{signed(growth, 1)} % ({early:.2f} to {late:.2f} GB)", growth <= most + _ROUNDING)
 
 
 def judge_spent(seed: Mapping[str, Any], control: str, least: float) -> Verdict:
@@ -182,11 +178,6 @@ def describe_criterion(criterion: Mapping[str, Any], report: TaskReport) -> str:
         return f"{name}: {bound} %"
     apart = ", intervals apart" if criterion.get("apart") else ""
     return f"{name}: {bound} points above {report.row_label(criterion['over'], '-')}{apart}"
-
-
-def _within(value: float, criterion: Mapping[str, Any]) -> bool:
-    low, high = criterion.get("at_least"), criterion.get("at_most")
-    return (low is None or value >= low - _ROUNDING) and (high is None or value <= high + _ROUNDING)
 
 
 # Tables.
@@ -428,7 +419,7 @@ def _time_table(results: Results, task: Task) -> str:
     lines = []
     for seed in results["seeds"]:
         spent = [_describe_spent(seed, stage) for stage in stages]
-        growth = [describe_growth(seed["memory_gb"])] if measured else []
+        growth = [judge_growth(seed["memory_gb"]).text] if measured else []
         lines.append([str(seed["seed"]), *spent, number(seed["minutes"], 1), *growth])
     names = ["GRPO" if stage == "grpo" else task.report.label(stage) for stage in stages]
     heads = ["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"]
