@@ -156,8 +156,8 @@ def read_facts(inputs: ReportInputs) -> ReportFacts:
     diagnostics = [{**by_iteration.get(row.get("iteration"), {}), **row} for row in metrics]
     order, title = str(inputs.option("prompts", "order")), _title(inputs)
     per_turn, reward_args = inputs.option("grpo", "credit") == "turn", inputs.option("reward", "args") or {}
-    # Results of evaluation, scoring, task and provenance: the paired test, the rewards that turns of the evaluation would
-    # have had in training, the parts of the reward, the command of an audit.
+    # Results of evaluation, scoring, task and provenance: the paired test, the rewards that turns of the evaluation
+    # would have had in training, the parts of the reward, the command of an audit.
     change = compare_policies(inputs, 0, inputs, len(inputs.policies) - 1)
     shown = [one for pair in pairs for one in (pair.after, pair.before) if one is not None]
     if per_turn:
