@@ -189,33 +189,35 @@ def test_a_note_holds_no_login(tmp_path):
         assert json.loads((tmp_path / NOTE).read_text())["tracking_uri"] == "postgresql://h/db"
 
 
-def test_a_moved_data_root_keeps_its_runs_and_artifacts(project):
-    """The folder is moved between two commands; the second continues the same MLflow run."""
+def test_a_run_of_a_moved_data_root_goes_on_beside_it(project):
+    """The folder is moved between two commands: the run goes on in a new experiment, with all that it had."""
     from mlflow.tracking import MlflowClient
-    from mlflow.tracking._tracking_service import utils
 
     on = {"tracking": {"enabled": True}}
     report = project.folder("08_reporting") / "report.html"
     report.parent.mkdir(parents=True)
     report.write_text("<html>")
     project.run("train_sokoban", params=on)
-    note = json.loads((project.folder("06_models") / NOTE).read_text())
-    assert note["tracking_uri"] == "mlflow.db"
+    first = json.loads((project.folder("06_models") / NOTE).read_text())
+    assert first["tracking_uri"] == "mlflow.db"
     moved = project.path.with_name("moved")
     shutil.move(project.path / "data", moved / "data")
     shutil.copytree(project.path / "conf", moved / "conf")
     project.path = moved
-    utils._artifact_repos_cache.clear()  # MLflow remembers a run's place for as long as the process lives
     project.run("train_sokoban", params=on)
-    assert json.loads((project.folder("06_models") / NOTE).read_text()) == note
+    second = json.loads((project.folder("06_models") / NOTE).read_text())
     client = MlflowClient(tracking_uri=f"sqlite:///{moved}/data/mlflow.db")
-    run = client.get_run(note["mlflow_run_id"])
+    before, run = (client.get_run(note["mlflow_run_id"]) for note in (first, second))
     assert run.info.artifact_uri.startswith((moved / "data/mlartifacts").as_uri())
-    assert client.download_artifacts(note["mlflow_run_id"], "report/report.html")
-    experiment = client.get_experiment(run.info.experiment_id)
-    assert experiment.artifact_location == (moved / "data/mlartifacts").as_uri()
-    # Nothing is written to the old place any more.
+    assert client.download_artifacts(run.info.run_id, "report/report.html")
+    assert before.data.metrics.keys() == run.data.metrics.keys() and run.data.params == before.data.params
+    names = {found.experiment_id: found.name for found in client.search_experiments()}
+    name = names[run.info.experiment_id]
+    assert names[before.info.experiment_id] == f"{name} before move {before.info.experiment_id}"
+    # Nothing is written to the old place any more, and the next command finds the new one.
     assert not report.parents[3].exists()
+    project.run("train_sokoban", params=on)
+    assert json.loads((project.folder("06_models") / NOTE).read_text()) == second
 
 
 def test_the_next_command_closes_what_was_killed(project):

@@ -15,11 +15,10 @@ import importlib.metadata
 import json
 import logging
 import os
-import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,15 +88,22 @@ def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, st
     uri = store_uri(options, data_root)
     if options.uri is None:
         data_root.mkdir(parents=True, exist_ok=True)
-        follow_move(data_root)
     client = MlflowClient(tracking_uri=uri)
-    experiment = client.get_experiment_by_name(options.experiment)
-    if experiment is not None:
-        return client, experiment.experiment_id, uri
     # Without a place of their own, the artifacts of a database would go to ./mlruns of the working folder.
     folder = artifact_folder(options, data_root)
+    place = folder and folder.as_uri()
+    experiment = client.get_experiment_by_name(options.experiment)
+    if experiment is not None:
+        location = experiment.artifact_location
+        if options.uri is not None or location == place or not location.endswith(f"/{ARTIFACTS}"):
+            return client, experiment.experiment_id, uri
+        # The data root was moved or copied. MLflow keeps absolute places of artifacts, so further runs of this
+        # experiment would write to the former root.
+        client.rename_experiment(
+            experiment.experiment_id, f"{options.experiment} before move {experiment.experiment_id}"
+        )
     try:
-        made = client.create_experiment(options.experiment, artifact_location=folder and folder.as_uri())
+        made = client.create_experiment(options.experiment, artifact_location=place)
         return client, made, uri
     except MlflowException:
         # Another run has created it since: two runs may start together.
@@ -119,26 +125,6 @@ def import_quietly() -> None:
     finally:
         for name in (name for name in _AT_IMPORT if before[name] is None):
             del os.environ[name]
-
-
-def follow_move(data_root: Path) -> None:
-    """Let a store whose data root was moved or copied find its artifacts: MLflow keeps their absolute places."""
-    database = data_root / OWN_STORE
-    if not database.is_file():
-        return
-    here = (data_root / ARTIFACTS).as_uri()
-    with closing(sqlite3.connect(database, timeout=10)) as connection, connection:
-        places = connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall()
-        for (place,) in places:
-            # Only what this project has placed: another experiment of the store may lie anywhere.
-            if place and place != here and place.startswith("file:") and place.endswith(f"/{ARTIFACTS}"):
-                connection.execute(
-                    "UPDATE experiments SET artifact_location = ? WHERE artifact_location = ?", (here, place)
-                )
-                connection.execute(
-                    "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?) WHERE substr(artifact_uri, 1, ?) = ?",
-                    (here, len(place) + 1, len(place) + 1, f"{place}/"),
-                )
 
 
 def close_killed(client: MlflowClient, experiment_id: str, is_alive: Callable[[str, str, str], bool]) -> None:
@@ -349,7 +335,6 @@ def _portable(uri: str) -> str:
 log = logging.getLogger(__name__)
 
 METRICS = ".metrics"  # the dataset {run}.metrics
-_SUMMARY = ".eval_summary"
 _POLICIES = ("base_policy", "policy", "final_policy")
 _STUDY = "study"
 _UNTRACKED = ("check_", "audit_", "compare")  # they train nothing
@@ -412,8 +397,6 @@ class TrackingHooks:
         if f".{name}" == METRICS and isinstance(data, Mapping):
             rows = [row for row in data.values() if isinstance(row, Mapping)]
             self._send(run, "log metrics", methodcaller("log_rows", rows))
-        elif f".{name}" == _SUMMARY and isinstance(data, Mapping):
-            self._log_evaluation(run, data)
         elif name in _POLICIES:
             self._send_lineage(run)
 
@@ -478,16 +461,9 @@ class TrackingHooks:
         assert self._parameters is not None
         return RunFolders.of(self._data_root, run, self._parameters.run_id)
 
-    def _log_evaluation(self, run: str, summary: Mapping[str, Any]) -> None:
-        doing = "log the evaluation"
-        with self._reading(run, doing):
-            loop = getattr(getattr(self._parameters, run, None), "loop", None)
-            points = evaluation_points(summary, loop.iterations if loop is not None else 0)
-            self._send(run, doing, methodcaller("log_points", points))
-            self._send(run, doing, methodcaller("set_tags", evaluation_tags(summary)))
-
-    def _log_tables(self, run: str, folders: RunFolders) -> None:
-        """Send the headline and the rows of the evaluation, and its episodes."""
+    def _log_evaluation(self, run: str, folders: RunFolders) -> None:
+        """Send points, tags, headline and rows of the evaluation, and its episodes."""
+        assert self._parameters is not None
         doing = "log the evaluation"
         with self._reading(run, doing):
             summary = find_json(folders.reports / "eval_summary.json")
@@ -495,8 +471,13 @@ class TrackingHooks:
                 return
             from geo_sokoban_pipeline.trajectories.index import read_index
 
+            loop = getattr(getattr(self._parameters, run, None), "loop", None)
+            points = evaluation_points(summary, loop.iterations if loop is not None else 0)
+            self._send(run, doing, methodcaller("log_points", points))
+            tags = evaluation_tags(summary)
             if headline := write_result(summary, stored_iterations(folders.models)):
-                self._send(run, doing, methodcaller("set_tags", {"mlflow.note.content": headline}))
+                tags["mlflow.note.content"] = headline
+            self._send(run, doing, methodcaller("set_tags", tags))
             kind = "held_out_trajectories" if run.startswith("train_") else "eval_trajectories"
             index = read_index(folders.outputs, task_or_plain, [kind])
             episodes = episode_table(index, [str(name) for name in summary.get("policies") or []])
@@ -526,7 +507,7 @@ class TrackingHooks:
             steps = warm_start_points(_history(folders.models))
             self._send(run, "log the warm start", methodcaller("log_points", steps))
         self._send_lineage(run)
-        self._log_tables(run, folders)
+        self._log_evaluation(run, folders)
         with self._reading(run, "log its files"):
             for path, place in artifacts_of(folders, self._parameters.tracking.sample_trajectories):
                 self._send(run, f"log {path.name}", methodcaller("log_file", path, place))
