@@ -65,10 +65,12 @@ def as_row(folder: Path, episode: Trajectory) -> dict[str, Any]:
 
 def test_a_pair_is_the_best_and_the_worst_completed_sample(tmp_path: Path) -> None:
     episodes = make_trajectories(12)  # three groups of four
-    for episode, reward in zip(episodes, [0.0, 3.0, 1.0, -9.0, 2.0, 2.0, 2.0, 2.0, 5.0, 4.5, 4.4, 4.3], strict=True):
+    for episode, reward in zip(
+        episodes, [0.0, 3.0, 1.0, -9.0, 2.0, 2.0, 2.0, 2.0, 5.0, 5.0, 5.0, 5.0 - 1e-7], strict=True
+    ):
         episode.reward, episode.advantage, episode.trained, episode.old_log_probs = reward, None, False, None
     episodes[3].status = "truncated"
-    rows = exported(tmp_path / "out", stored(tmp_path, episodes), min_gap=1.0)["pairs"]
+    rows = exported(tmp_path / "out", stored(tmp_path, episodes))["pairs"]
     assert [(row["chosen_id"], row["rejected_id"]) for row in rows] == [
         (episodes[1].trajectory_id, episodes[0].trajectory_id)
     ]
@@ -119,8 +121,11 @@ def test_episodes_without_reward_are_left_out_and_counted(tmp_path: Path) -> Non
 
 
 def test_nothing_chosen_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    episodes = make_trajectories(4)
+    for episode in episodes:
+        episode.reward = 0.0
     with pytest.raises(NothingSelectedError, match=r"none of 4 stored episodes.*\"min_reward\": 99.*solved=false"):
-        exported(tmp_path / "out", stored(tmp_path, make_trajectories(4)), min_reward=99.0, min_gap=1e9)
+        exported(tmp_path / "out", stored(tmp_path, episodes), min_reward=99.0)
 
 
 def test_row_groups_stay_below_the_limit_of_the_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

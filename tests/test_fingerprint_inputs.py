@@ -68,7 +68,6 @@ FREE = {
     "warm_start.validate_every": "validations watch, unless stop_below ends the stage by them",
     "rollout.max_failed_share": "when a run stops",
     "rollout.env_timeout": "when an environment counts as hung",
-    "optimizer.max_skipped": "when a run stops",
     "loop.iterations": "a run can be extended",
     "loop.save_interval": "what is stored",
     "loop.keep_last": "what is stored",

@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.studies.plan import merge
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scaling.md"
 MACHINES = {"1 × 80 GB": (1, 80), "8 × 80 GB": (8, 80), "1 × 141 GB": (1, 141)}
-SHARE = 0.9  # of a GPU, as `check_*.memory_share`
+SHARE = 0.9  # of a GPU, as in the pre-flight
 # A problem of Geometry3K with its largest diagram: 1,248 patches.
 EPISODE = EpisodeShape(prompt=600, observation=0, response=4096, patches=1248, image_tokens=312, image_bytes=100_000)
 _RUN = "train_geo3k"

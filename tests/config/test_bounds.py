@@ -184,11 +184,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train_sokoban.optimizer.learning_rate": 1e30}, "learning_rate=1e+30: input should be less than or equal to 1."),
     ({"train_sokoban.optimizer.weight_decay": 2}, "weight_decay=2: input should be less than or equal to 1."),
     (
-        {"train_sokoban.warm_start.matrix_rate": 5e4},
-        "train_sokoban.warm_start: matrix_rate=50000 with learning_rate=0.0015: Muon's learning rate is their product, "
-        "75; lower one of them until it is at most 1.",
-    ),
-    (
         {"train_sokoban.policy.attention": "sdqa"},
         "train_sokoban.policy.attention=\"sdqa\": input should be 'sdpa' or 'eager'. Did you mean sdpa?",
     ),

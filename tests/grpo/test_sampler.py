@@ -109,8 +109,8 @@ def test_iteration_attempt_and_seed_change_the_draw():
 
 def test_buckets_are_drawn_by_their_weight():
     """Weights p (1 - p) + 0.03 of the rates 0, 0.5 and 1: 0.03, 0.28, 0.03, whatever the sizes of the buckets."""
-    sampler = PromptSampler([1] * 90 + [2] * 5 + [3] * 5, SamplerOptions(kind="bucket", smoothing=1.0))
-    sampler.update([0, 90, 95], [0.0, 0.5, 1.0])
+    sampler = PromptSampler([1] * 90 + [2] * 5 + [3] * 5, SamplerOptions(kind="bucket"))
+    sampler.update([0, 90, 95] * 200, [0.0, 0.5, 1.0] * 200)
     drawn = [index for iteration in range(100) for index in sampler.draw(iteration, 34)]
     shares = Counter("low" if index < 90 else "mid" if index < 95 else "high" for index in drawn)
     assert shares["mid"] / 3400 == pytest.approx(0.28 / 0.34, abs=0.03)
@@ -118,14 +118,14 @@ def test_buckets_are_drawn_by_their_weight():
 
 
 def test_prompts_are_drawn_by_their_weight():
-    sampler = PromptSampler([1] * 20, SamplerOptions(kind="prompt", smoothing=1.0))
-    sampler.update(range(20), [0.5] * 10 + [1.0] * 10)
+    sampler = PromptSampler([1] * 20, SamplerOptions(kind="prompt"))
+    sampler.update([*range(20)] * 200, ([0.5] * 10 + [1.0] * 10) * 200)
     drawn = [index for iteration in range(400) for index in sampler.draw(iteration, 1)]
     assert sum(index < 10 for index in drawn) / 400 == pytest.approx(0.28 / 0.31, abs=0.05)
 
 
 def test_moving_rates():
-    sampler = PromptSampler([1, 1, 2], SamplerOptions(kind="prompt", smoothing=0.1))
+    sampler = PromptSampler([1, 1, 2], SamplerOptions(kind="prompt"))
     sampler.update([0, 1], [1.0, 0.0])
     # Two observations with mean 0.5 leave the bucket's 0.5 where it was; each prompt moves a tenth of the way.
     assert sampler.bucket_rates == {"1": pytest.approx(0.5)}
@@ -167,8 +167,6 @@ def test_state_of_another_run_is_refused(buckets, options, message):
         (lambda: PromptSampler([1]).update([0], [1.5]), "solve rate 1.5 of prompt 0"),
         (lambda: SamplerOptions(kind="random"), "kind='random'"),
         (lambda: SamplerOptions(floor=0.0), "floor=0.0"),
-        (lambda: SamplerOptions(smoothing=0.0), "smoothing=0.0"),
-        (lambda: SamplerOptions(initial_rate=2.0), "initial_rate=2.0"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -53,7 +53,6 @@ BASE: dict[str, Any] = {
             "schedule_iterations": 140,
             "decay_fraction": 0.3,
             "max_tokens": 8192,
-            "max_skipped": 3,
         },
         "loop": {
             "iterations": 140,

@@ -11,7 +11,7 @@ from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.first_checks import check_starting_policy
 from geo_sokoban_pipeline.preflight.stored import check_stored_run, stages
-from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
+from geo_sokoban_pipeline.runs.fingerprint import FingerprintError, unflatten
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 from geo_sokoban_pipeline.studies.plan import merge
 
@@ -37,14 +37,14 @@ def parameters(**changes):
     return ProjectParameters.model_validate(merge(GIVEN, changes))
 
 
-def store(models, given, checkpoints=(0, 9, 10)):
+def store(models, given, checkpoints=(0, 9, 10), former=None):
     """Manifests as a run with these parameters leaves them; only the newest checkpoint is of these parameters."""
     for k in checkpoints:
         write(models / f"checkpoints/iter={k:05d}", {"from": "another time"})
     found = stages(RUN, models, given)
     assert [folder.name for folder, _ in found] == ["base_policy", "policy", "iter=00010"][: 2 + bool(checkpoints)]
     for folder, fingerprint in found:
-        write(folder, {**fingerprint, **INPUTS})
+        write(folder, {**fingerprint, **(former or {}), **INPUTS})
 
 
 def write(folder, fingerprint):
@@ -66,7 +66,7 @@ def data_id(**changes):
         {RUN: {"evaluation": {"samples": 4}, "threads": 1}},
         {"evaluate_sokoban": {"source": {"checkpoint": "best"}}},
         {"sokoban": {"cell_px": 16}},  # given, but as it is by default
-        {RUN: {"optimizer": {"max_tokens": 512, "logit_chunk": 64, "max_skipped": 9}}},
+        {RUN: {"optimizer": {"max_tokens": 512, "logit_chunk": 64}}},
         {RUN: {"optimizer": {"vision_patches": 512, "gradient_checkpointing": True}}},
         {RUN: {"warm_start": {"max_tokens": 512}}},
         {RUN: {"rollout": {"max_conversations": 8, "prefill_tokens": 256, "reuse_cache": False, "draft_share": None}}},
@@ -107,6 +107,31 @@ def test_differences_are_listed_once_with_the_ways_out(tmp_path, changes, lines)
     assert head.startswith("train_sokoban: a run of this run id already exists with different settings")
     assert [line.strip() for line in shown] == lines
     assert "run_id=<new>" in ways_out and "fresh=true" in ways_out
+
+
+# Options of an earlier version that are constants by now, with their values there.
+FORMER = {
+    "optimizer.decay_to": 0.1,
+    "optimizer.matrix_rate": 2.0,
+    "optimizer.max_skipped": 3,
+    "optimizer.momentum": 0.95,
+    "prompts.smoothing": 0.1,
+    "warm_start.decay_to": 0.05,
+    "warm_start.matrix_rate": 2.0,
+    "warm_start.momentum": 0.95,
+    "warm_start.teacher.solved_only": False,
+}
+
+
+def test_a_run_with_former_options_goes_on_where_they_had_the_values_of_today(tmp_path):
+    store(tmp_path, parameters(), former=FORMER)
+    check_stored_run(RUN, tmp_path, parameters())
+    store(tmp_path, parameters(), former=FORMER | {"optimizer.max_skipped": 9})
+    check_stored_run(RUN, tmp_path, parameters())  # it only decides when a run stops
+    store(tmp_path, parameters(), former=FORMER | {"optimizer.momentum": 0.5})
+    with pytest.raises(FingerprintError, match=r"optimizer\.momentum: stored 0\.5, now \(absent\)"):
+        check_stored_run(RUN, tmp_path, parameters())
+    assert unflatten(FORMER | {"optimizer.clip": 1.0}) == {"optimizer": {"clip": 1.0}}
 
 
 def test_each_stage_is_compared_with_what_it_depends_on(tmp_path):

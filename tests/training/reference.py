@@ -34,10 +34,7 @@ SHARED_NAMES = (
     "betas",
     "weight_decay",
     "matrices",
-    "momentum",
-    "matrix_rate",
     "decay_fraction",
-    "decay_to",
     "clip",
 )
 
@@ -139,7 +136,7 @@ def imitate(policy: Policy, steps: Sequence[Sequence[TrainSample]], warm: WarmSt
         tokens = sum(len(sample.targets) for sample in demonstrations)
         for sample in demonstrations:
             (-demonstrated_log_probs(policy, sample).sum() / tokens).backward()
-        move(policy.model, options, scheduled_rate(options, number), moments)
+        move(policy.model, options, scheduled_rate(options, number, 0.05), moments)
 
 
 def demonstrated_log_probs(policy: Policy, sample: TrainSample) -> Tensor:
@@ -250,7 +247,7 @@ def minibatches(groups: list[list[Trajectory]], groups_per_step: int | None) -> 
     return [[e for number in part for e in groups[number]] for part in parts]
 
 
-def scheduled_rate(optimizer: OptimizerOptions, iteration: int) -> float:
+def scheduled_rate(optimizer: OptimizerOptions, iteration: int, decay_to: float = 0.1) -> float:
     """Learning rate of an iteration: up in a line, flat, down in a line over the last share of the schedule."""
     base, warmup, length = optimizer.learning_rate, optimizer.warmup_iterations, optimizer.schedule_iterations
     if iteration < warmup:
@@ -259,7 +256,7 @@ def scheduled_rate(optimizer: OptimizerOptions, iteration: int) -> float:
     if optimizer.decay_fraction == 0 or iteration + 1 <= decay_from:
         return base
     progress = min((iteration + 1 - decay_from) / (length - decay_from), 1.0)
-    return base + (optimizer.decay_to * base - base) * progress
+    return base + (decay_to * base - base) * progress
 
 
 def move(model: Any, options: OptimizerOptions, rate: float, moments: Moments) -> float:
@@ -272,7 +269,7 @@ def move(model: Any, options: OptimizerOptions, rate: float, moments: Moments) -
             gradient = parameter.grad * min(1.0, options.clip / (norm + 1e-6))
             inside = any(f".{part}." in name for part in ("layers", "blocks", "merger", "deepstack_merger_list"))
             if options.matrices == "muon" and inside and parameter.ndim == 2:
-                _muon(name, parameter, gradient, options, rate * options.matrix_rate, moments)
+                _muon(name, parameter, gradient, options, rate * 2.0, moments)
             else:
                 _adamw(name, parameter, gradient, options, rate, moments)
     return norm
@@ -289,7 +286,7 @@ def _adamw(name: str, parameter: Any, gradient: Tensor, options: OptimizerOption
 
 
 def _muon(name: str, parameter: Any, gradient: Tensor, options: OptimizerOptions, rate: float, held: Moments) -> None:
-    momentum = options.momentum
+    momentum = 0.95
     average = momentum * held.first.get(name, torch.zeros_like(gradient)) + (1 - momentum) * gradient
     held.first[name] = average
     matrix = (1 - momentum) * gradient + momentum * average

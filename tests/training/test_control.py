@@ -131,7 +131,7 @@ def test_prompts_are_counted_by_group_over_all_files(tmp_path):
 def test_expert_of_the_control(train_options):
     assert control_options(train_options, ControlOptions()) == train_options
     optimal = control_options(train_options, ControlOptions(imitate="optimal")).warm_start.teacher
-    assert (optimal.name, optimal.noise, optimal.solved_only) == ("solver", 0.0, False)
+    assert (optimal.name, optimal.noise) == ("solver", 0.0)
 
 
 @pytest.fixture(scope="module")

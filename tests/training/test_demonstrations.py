@@ -58,7 +58,7 @@ def own_code(folder: Path, options: TrainOptions, *, fails: bool = False, silent
     values["reward"] = {"function": "coins.solved_reward"}
     values["rollout"] |= {"max_turns": 1}
     values["grpo"] |= {"credit": "episode"}
-    values["warm_start"]["teacher"] |= {"factory": str(own), "solved_only": False}
+    values["warm_start"]["teacher"] |= {"factory": str(own)}
     return TrainOptions.model_validate(values)
 
 

@@ -135,7 +135,7 @@ def test_the_loop_goes_on_from_a_checkpoint(setup: Setup, tmp_path: Path) -> Non
 
 def test_the_prompts_are_those_of_the_sampler(setup: Setup, tmp_path: Path) -> None:
     """The loop draws with the run's seed and options, and its solve rates follow what was played."""
-    changes = {"loop.iterations": 2, "prompts.order": "prompt_solve_rate", "prompts.smoothing": 0.5}
+    changes = {"loop.iterations": 2, "prompts.order": "prompt_solve_rate"}
     options = settings(setup.options, changes)
     _, *chunks, _ = run(setup, options, tmp_path)
     sampler = build_sampler(setup.rows, options, 3, None)

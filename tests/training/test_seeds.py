@@ -137,7 +137,7 @@ def test_solve_rates_of_what_was_played_are_followed(smallest: Policy, options: 
         for length, rates in observed.items():
             rate, mean = expected.get(length, 0.5), sum(rates) / len(rates)
             for _ in rates:
-                rate += options.prompts.smoothing * (mean - rate)
+                rate += 0.1 * (mean - rate)
             expected[length] = rate
             shares |= set(rates)
         assert sampler.bucket_rates == pytest.approx(expected, abs=1e-12)
@@ -224,7 +224,7 @@ def test_demonstrations_of_a_seed_stay_as_they_are(
     smallest: Policy, options: TrainOptions, seed: int, purpose: str, expected: list[str]
 ) -> None:
     """Which prompt each one shows, and what the expert does: warm starts are continued by later versions."""
-    expert = options.warm_start.teacher.model_copy(update={"factory": "coins.build_teacher", "solved_only": False})
+    expert = options.warm_start.teacher.model_copy(update={"factory": "coins.build_teacher"})
     options = changed(options, "warm_start", teacher=expert)
     rows = [{**row, "prompt": f"{number:02d}"} for number, row in enumerate(rows_of(12, (1, 2, 3)))]
     demonstrator = Demonstrator(rows, smallest, options, seed, purpose)

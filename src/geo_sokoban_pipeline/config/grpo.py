@@ -24,13 +24,10 @@ from geo_sokoban_pipeline.config.policy import (
     GradientNorm,
     LearningRate,
     Matrices,
-    MatrixRate,
     MicroBatchTokens,
-    Momentum,
     PolicyOptions,
     WarmStartOptions,
     WeightDecay,
-    check_matrix_rate,
 )
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.config.rollout import (
@@ -153,8 +150,6 @@ class OptimizerOptions(StrictModel):
     eps: float = Field(1e-8, ge=1e-16, le=1, description="AdamW epsilon.")
     weight_decay: WeightDecay = 0.0
     matrices: Matrices = "adamw"
-    momentum: Momentum = 0.95
-    matrix_rate: MatrixRate = 2.0
     clip: GradientNorm = 0.3
     warmup_iterations: CountOrZero = Field(10, description="Iterations of linear warm-up.")
     schedule_iterations: Count = Field(
@@ -162,7 +157,6 @@ class OptimizerOptions(StrictModel):
         description="Length of the schedule in iterations; apart from loop.iterations, so that a run can be extended.",
     )
     decay_fraction: Share = Field(0.5, description="Last share of the schedule over which the rate falls.")
-    decay_to: Share = Field(0.1, description="Share of the highest rate at the end and after it.")
     max_tokens: MicroBatchTokens = 8192
     logit_chunk: Count = Field(16_384, description="Positions whose logits are held at once.")
     vision_patches: Count | None = Field(
@@ -186,12 +180,6 @@ class OptimizerOptions(StrictModel):
         description="When processes that share weights (or one that offloads) share out their gradients: once a step, "
         "until which each holds those of whole weights; or after each micro-batch, so that each holds its part alone.",
     )
-    max_skipped: Count = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
-
-    @model_validator(mode="after")
-    def _check(self) -> OptimizerOptions:
-        check_matrix_rate(self.matrices, self.learning_rate, self.matrix_rate)
-        return self
 
 
 class MegatronOptions(StrictModel):
@@ -231,7 +219,6 @@ class PromptOptions(StrictModel):
     floor: float = Field(
         0.03, ge=1e-6, le=1, description="Weight that every difficulty (or prompt) keeps, however often it is solved."
     )
-    smoothing: float = Field(0.1, gt=0, le=1, description="Share of a new observation in the moving solve rate.")
 
 
 class RetentionOptions(StrictModel):
@@ -653,7 +640,6 @@ class ExportPipelineOptions(StrictModel):
         None, ge=-1_000_000, le=1_000_000, description="`tokens`, `chat`: least reward of an episode. None: any."
     )
     best_of_group: bool = Field(False, description="`tokens`, `chat`: only the best episode of each group.")
-    min_gap: float = Field(1e-6, gt=0, le=1_000_000, description="`pairs`: least difference of the two rewards.")
     inspect: tuple[Literal["train", "validation", "evaluation"], ...] = Field(
         (),
         description="Splits whose episodes are written as logs of Inspect AI (`.eval`) too: all of them, of training "

@@ -15,23 +15,8 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]  # 1 would never forget the first gr
 Betas = Annotated[tuple[_Beta, _Beta], Field(description="AdamW betas.")]
 WeightDecay = Annotated[float, Field(ge=0, le=1, description="AdamW weight decay.")]
 Matrices = Annotated[Literal["adamw", "muon"], Field(description="Optimizer of the matrices inside the layers.")]
-Momentum = Annotated[float, Field(ge=0, lt=1, description="Muon's momentum.")]
-MatrixRate = Annotated[float, Field(gt=0, le=1e5, description="Muon's learning rate, in multiples of AdamW's.")]
 GradientNorm = Annotated[float, Field(gt=0, le=1e6, description="Largest gradient norm.")]
 MicroBatchTokens = Annotated[Count, Field(description="Padded tokens of a micro-batch.")]
-
-
-def check_matrix_rate(matrices: str, learning_rate: float, matrix_rate: float) -> None:
-    """See that Muon's own learning rate is within the bounds of AdamW's.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if matrices == "muon" and learning_rate * matrix_rate > 1:
-        raise ValueError(
-            f"matrix_rate={matrix_rate:g} with learning_rate={learning_rate:g}: Muon's learning rate is their product, "
-            f"{learning_rate * matrix_rate:g}; lower one of them until it is at most 1."
-        )
 
 
 class TinyPolicyOptions(StrictModel):
@@ -133,7 +118,6 @@ class ExpertOptions(StrictModel):
     name: str = Field(description="Name of one of the task's experts.")
     patience: CountOrZero | None = Field(None, description="Failures before it gives up. None: it never does.")
     noise: Share = Field(0.0, description="Share of its actions that are chosen at random.")
-    solved_only: bool = Field(False, description="Train on solved demonstrations only.")
     max_turns: Count | None = Field(None, description="Turns of a demonstration. None: as in the rollout.")
     args: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the factory.")
 
@@ -147,11 +131,8 @@ class WarmStartOptions(StrictModel):
     betas: Betas = (0.9, 0.98)
     weight_decay: WeightDecay = 0.01
     matrices: Matrices = "muon"
-    momentum: Momentum = 0.95
-    matrix_rate: MatrixRate = 2.0
     warmup_steps: CountOrZero = Field(50, description="Steps of linear warm-up.")
     decay_fraction: Share = Field(0.15, description="Last share of the steps over which the rate falls.")
-    decay_to: Share = Field(0.05, description="Share of the highest rate at the end.")
     clip: GradientNorm = 1.0
     max_tokens: MicroBatchTokens = 8192
     teacher: ExpertOptions = Field(description="The expert that makes the demonstrations.")
@@ -166,8 +147,3 @@ class WarmStartOptions(StrictModel):
         le=100,
         description="Stop once the validation loss (nats per response token) is at most this. None: all steps.",
     )
-
-    @model_validator(mode="after")
-    def _check(self) -> WarmStartOptions:
-        check_matrix_rate(self.matrices, self.learning_rate, self.matrix_rate)
-        return self

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seconds, Share, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 
 Imitated = Literal["teacher", "optimal"]
@@ -172,8 +172,6 @@ class CheckPipelineOptions(StrictModel):
         "one that has learnt nothing ends its episodes at once. 0: none.",
     )
     rows: Count = Field(100, description="Rows that are made or read to look at the data.")
-    network_timeout: Seconds = Field(5.0, description="Seconds that a server has to answer.")
-    memory_share: float = Field(0.9, gt=0, le=1, description="Share of the free memory that the plan may take.")
 
 
 class AuditOptions(StrictModel):

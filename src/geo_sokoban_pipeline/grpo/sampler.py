@@ -15,6 +15,8 @@ from typing import Any, Literal
 from geo_sokoban_pipeline.seeding import content_hash, python_generator
 
 SamplerKind = Literal["shuffle", "bucket", "prompt"]
+_SMOOTHING = 0.1  # weight of a new observation in a moving solve rate
+_INITIAL_RATE = 0.5  # solve rate of a bucket before its first observation
 
 
 @dataclass(frozen=True)
@@ -27,25 +29,17 @@ class SamplerOptions:
             by weight p (1 - p) + floor, then takes the next prompt of the bucket's shuffled order; "prompt" draws
             prompts by the weight of their own p, without replacement within a draw.
         floor: weight of a bucket or prompt that is always or never solved, > 0.
-        smoothing: weight of a new observation in the moving solve rate p, in (0, 1].
-        initial_rate: p of a bucket before its first observation, in [0, 1].
     """
 
     seed: int = 42
     kind: SamplerKind = "shuffle"
     floor: float = 0.03
-    smoothing: float = 0.1
-    initial_rate: float = 0.5
 
     def __post_init__(self) -> None:
         if self.kind not in ("shuffle", "bucket", "prompt"):
             raise ValueError(f"kind={self.kind!r}: choose 'shuffle', 'bucket' or 'prompt'.")
         if self.floor <= 0.0:
             raise ValueError(f"floor={self.floor}: it must be greater than 0, or solved prompts never return.")
-        if not 0.0 < self.smoothing <= 1.0:
-            raise ValueError(f"smoothing={self.smoothing}: it must be in (0, 1].")
-        if not 0.0 <= self.initial_rate <= 1.0:
-            raise ValueError(f"initial_rate={self.initial_rate}: it must be in [0, 1].")
 
 
 @dataclass
@@ -196,14 +190,14 @@ class PromptSampler:
         return chosen
 
     def _moved(self, rate: float, observed: Sequence[float]) -> float:
-        keep = (1.0 - self.options.smoothing) ** len(observed)
+        keep = (1.0 - _SMOOTHING) ** len(observed)
         return keep * rate + (1.0 - keep) * math.fsum(observed) / len(observed)
 
     def _weight(self, rate: float) -> float:
         return rate * (1.0 - rate) + self.options.floor
 
     def _bucket_rate(self, label: str) -> float:
-        return self.bucket_rates.get(label, self.options.initial_rate)
+        return self.bucket_rates.get(label, _INITIAL_RATE)
 
     def _prompt_rate(self, index: int) -> float:
         return self.prompt_rates.get(index, self._bucket_rate(self._labels[index]))

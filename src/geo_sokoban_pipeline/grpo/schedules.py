@@ -11,6 +11,8 @@ from typing import Literal
 
 ScheduleKind = Literal["constant", "linear", "cosine"]
 
+DECAY_TO = 0.1  # share of GRPO's highest learning rate at the end of its schedule and after it
+
 
 def learning_rate(
     step: float,

@@ -59,6 +59,9 @@ from geo_sokoban_pipeline.runs.storage import held_bytes, nearest_folder
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backends.megatron.limits import find_obstacles
 
+_TIMEOUT = 5.0  # seconds that a server has to answer
+_MEMORY_SHARE = 0.9  # of the free memory: so much the plan may take
+
 
 @dataclass
 class Findings:
@@ -88,7 +91,6 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
     """
     findings = Findings()
     options, parameters = subject.options, subject.parameters
-    timeout = subject.settings.network_timeout
     findings.checks += check_relations(subject.run, options)
     findings.checks += guard("launch variables", "all", lambda: check_variables(subject))
     _inspect_data(subject, hub, findings)
@@ -109,10 +111,10 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
         findings.checks += [check_threads(options.threads, options.busy_processes)]
     findings.checks += guard("servers", "sglang", lambda: _check_sampling(subject, findings))
     needed = [*needed_servers(parameters), *needed_sampling_servers(subject.run, options)]
-    findings.checks += guard("network", "ports", lambda: check_servers(needed, timeout))
+    findings.checks += guard("network", "ports", lambda: check_servers(needed, _TIMEOUT))
     has_policy = subject.base_policy is not None
     findings.checks += guard(
-        "network", "keys", lambda: check_keys(parameters, subject.run, timeout, has_policy=has_policy)
+        "network", "keys", lambda: check_keys(parameters, subject.run, _TIMEOUT, has_policy=has_policy)
     )
     return findings
 
@@ -228,7 +230,7 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     places = [place_on_cpu(options, model, rank, *free_memory(), worker)]
     if on_gpu:
         places = [*place_on_gpus(options, rank, visible_gpus(), worker), *places]
-    return check_memory(rank, places, subject.settings.memory_share)
+    return check_memory(rank, places, _MEMORY_SHARE)
 
 
 def _check_sampling(subject: Subject, findings: Findings) -> list[Check]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.envs.inspection import Check, State
-from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
+from geo_sokoban_pipeline.grpo.schedules import DECAY_TO, is_eval_due, is_save_due
 from geo_sokoban_pipeline.tasks import task_of
 
 _GROUP = "parameters"
@@ -155,7 +155,7 @@ def _schedule(run: str, options: TrainOptions) -> Iterator[Check]:
     schedule = optimizer.schedule_iterations
     if loop.iterations > schedule and optimizer.decay_fraction > 0:
         text = f"{run}.loop.iterations={loop.iterations}: beyond optimizer.schedule_iterations={schedule} the learning "
-        text += f"rate stays at {optimizer.decay_to:g} of its highest"
+        text += f"rate stays at {DECAY_TO:g} of its highest"
         yield _check(
             "learning rate",
             "warning",

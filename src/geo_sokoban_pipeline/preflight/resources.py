@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
 from geo_sokoban_pipeline.preflight.stored import Stored
 from geo_sokoban_pipeline.runs.policy_folder import open_policy
 from geo_sokoban_pipeline.runs.storage import free_bytes, nearest_folder, write_folder
+from geo_sokoban_pipeline.training.backends.base import MOST_SKIPPED
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, write_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -255,7 +256,7 @@ def describe_timing(
     ]
     if timing.skipped:
         text = f"{timing.skipped} of {timing.steps} optimizer steps had no finite gradient; a run continues, but stops "
-        text += f"after {options.optimizer.max_skipped} in a row"
+        text += f"after {MOST_SKIPPED} in a row"
         found.append(Check(_TIMED, "gradients", "warning", text, "lower optimizer.learning_rate or take float32"))
     elif not timing.steps:
         text = "no group to train on: the filter dropped all"

@@ -63,6 +63,18 @@ _ROLLOUT_LAYOUT = frozenset(
 )
 # Limits at which a run, or an episode, ends.
 _LIMITS = frozenset({"optimizer.max_skipped", "rollout.env_timeout", "rollout.max_failed_share"})
+# Options that are constants now, with their values: a run that was stored with these goes on.
+_FORMER: Fingerprint = {
+    "optimizer.decay_to": 0.1,
+    "optimizer.matrix_rate": 2.0,
+    "optimizer.max_skipped": 3,
+    "optimizer.momentum": 0.95,
+    "prompts.smoothing": 0.1,
+    "warm_start.decay_to": 0.05,
+    "warm_start.matrix_rate": 2.0,
+    "warm_start.momentum": 0.95,
+    "warm_start.teacher.solved_only": False,
+}
 _CODE = ":"  # between the option that names own code and a file of it, which no name of an option holds
 
 
@@ -82,7 +94,7 @@ def unflatten(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Nested options of a fingerprint, without the hashes of own code; empty mappings are missing."""
     nested: dict[str, Any] = {}
     for name, value in fingerprint.items():
-        if _CODE not in name:
+        if _CODE not in name and name not in _FORMER:
             *path, last = name.split(".")
             place = nested
             for part in path:
@@ -106,13 +118,23 @@ def changed_code(fingerprint: Mapping[str, Any], options: Sequence[str]) -> str 
 def differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
     """One line per name that differs, sorted; empty where both are equal but for limits that change no result."""
     return [f"{_described(name)}: stored {_short(before)}, now {_short(now)}"
-            for name, before, now in _unequal(stored, current) if name not in _LIMITS]  # fmt: skip
+            for name, before, now in _unequal(without_former(stored), current) if name not in _LIMITS]  # fmt: skip
 
 
 def layout_differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
     """One line per part of the layout that differs, sorted; none for parts that only one side knows."""
     both = stored.keys() & current.keys()
     return [f"{name}: stored {before}, now {now}" for name, before, now in _unequal(stored, current) if name in both]
+
+
+def without_former(stored: Fingerprint, prefix: str = "") -> Fingerprint:
+    """Stored options without those that are constants now, where they had the same values.
+
+    Args:
+        prefix: of the options' names.
+    """
+    former = {f"{prefix}{name}": value for name, value in _FORMER.items()}
+    return {name: value for name, value in stored.items() if name not in former or value != former[name]}
 
 
 def _unequal(stored: Fingerprint, current: Fingerprint) -> list[tuple[str, Any, Any]]:

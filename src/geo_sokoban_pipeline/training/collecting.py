@@ -225,7 +225,6 @@ def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[s
         seed=derive_seed(seed, "prompts"),
         kind=_SAMPLER_KINDS[order.order],
         floor=order.floor,
-        smoothing=order.smoothing,
     )
     buckets = [task_of(options.task).difficulty_of(row) for row in prompts]
     return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)

@@ -68,7 +68,7 @@ class Demonstrator:
         """Demonstration number n, as a training sample.
 
         Raises:
-            RuntimeError: 100 episodes in a row were not solved (with `solved_only`), or the environment failed in all.
+            RuntimeError: 100 episodes in a row had no response, or the environment failed in all.
         """
         generator = python_generator(self._seed, "demonstration", self._purpose, number)
         for _ in range(_MOST_TRIES):
@@ -77,8 +77,7 @@ class Demonstrator:
                 return sample
         raise RuntimeError(
             f"warm_start.teacher.name={self._expert.name} gave no usable demonstration in {_MOST_TRIES} "
-            f"{self._task.words.units}; turn solved_only off, raise its patience or max_turns, or choose another "
-            f"teacher.{self._failure}"
+            f"{self._task.words.units}; raise its patience, or choose another teacher.{self._failure}"
         )
 
     def _try_episode(self, generator: random.Random) -> TrainSample | None:
@@ -99,7 +98,7 @@ class Demonstrator:
             trajectory = episode.snapshot()
         finally:
             close_environment(episode.env, f"a demonstration on {row.get('id')}", episode.env_calls)
-        if not trajectory.loss_mask.any() or (self._expert.solved_only and not trajectory.metrics.get("success")):
+        if not trajectory.loss_mask.any():
             return None
         return build_sample(trajectory, self._policy)
 

@@ -29,7 +29,7 @@ from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, start_names, validate_policy
 from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
+from geo_sokoban_pipeline.grpo.schedules import DECAY_TO, is_eval_due, is_save_due, learning_rate
 from geo_sokoban_pipeline.grpo.scoring import newest_version
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl
@@ -447,7 +447,7 @@ def scheduled_rate(options: OptimizerOptions, iteration: int) -> float:
         warmup_steps=options.warmup_iterations,
         total_steps=options.schedule_iterations,
         decay_fraction=options.decay_fraction,
-        decay_to=options.decay_to,
+        decay_to=DECAY_TO,
         kind="linear",
     )
 

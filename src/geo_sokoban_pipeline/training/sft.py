@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 Rows = Sequence[dict[str, Any]]
 _MODES = ("sampled", "greedy")
 _TRAINING = "training"
+_DECAY_TO = 0.05  # share of the highest learning rate at the end
 
 
 def run_sft(
@@ -105,8 +106,6 @@ def sft_optimizer(warm: WarmStartOptions, optimizer: OptimizerOptions) -> Optimi
         betas=warm.betas,
         weight_decay=warm.weight_decay,
         matrices=warm.matrices,
-        momentum=warm.momentum,
-        matrix_rate=warm.matrix_rate,
         clip=warm.clip,
         max_tokens=warm.max_tokens,
         # The bounds of a step's memory are set once, for both stages.
@@ -172,6 +171,6 @@ def _rate(warm: WarmStartOptions, step: int) -> float:
         warmup_steps=warm.warmup_steps,
         total_steps=warm.steps,
         decay_fraction=warm.decay_fraction,
-        decay_to=warm.decay_to,
+        decay_to=_DECAY_TO,
         kind="linear",
     )

@@ -26,6 +26,7 @@ from geo_sokoban_pipeline.trajectories.schema import features_of
 
 IGNORED = -100  # label of a token that no loss looks at, as in torch's cross entropy and in transformers
 ROW_GROUP_BYTES = 64 << 20  # the hub's viewer refuses row groups of 100 MB and more
+_LEAST_GAP = 1e-6  # of the two rewards of a preference pair
 _IMAGE = "<image>"
 _MARKED = re.compile(f"({re.escape(_IMAGE)})")
 
@@ -93,7 +94,6 @@ class Selection:
         solved: only episodes that reached their goal.
         min_reward: least reward; None: any.
         best_of_group: only the best episode of each group, the first one where several are equal.
-        min_gap: least difference of rewards within a preference pair, above 0.
     """
 
     first_iteration: int = 0
@@ -101,7 +101,6 @@ class Selection:
     solved: bool = True
     min_reward: float | None = None
     best_of_group: bool = False
-    min_gap: float = 1e-6
 
     def includes(self, iteration: int) -> bool:
         """Whether an iteration is among the chosen ones."""
@@ -219,7 +218,7 @@ def pair_rows(episodes: Sequence[dict[str, Any]], selection: Selection) -> Itera
     for samples in groups.values():
         best = max(samples, key=lambda episode: episode["reward"])
         worst = min(samples, key=lambda episode: episode["reward"])
-        if best["reward"] - worst["reward"] < selection.min_gap:
+        if best["reward"] - worst["reward"] < _LEAST_GAP:
             continue
         (prompt, chosen), (_, rejected) = _split_prompt(best), _split_prompt(worst)
         yield {

@@ -16,6 +16,8 @@ from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 
 Batch = Sequence[TrainSample] | Demonstrations
 
+MOST_SKIPPED = 3  # optimizer steps in a row without a finite gradient norm, after which a run stops
+
 
 class DivergedError(RuntimeError):
     """Several optimizer steps in a row had no finite gradient."""
@@ -34,7 +36,7 @@ class TrainBackend(Protocol):
             Metrics of the objective, `grad_norm`, and `skipped`: 1.0 if the norm was not finite and nothing changed.
 
         Raises:
-            DivergedError: `max_skipped` steps in a row had no finite gradient norm.
+            DivergedError: `MOST_SKIPPED` steps in a row had no finite gradient norm.
         """
 
     def iter_weights(self) -> Iterator[tuple[str, Any]]:

@@ -23,6 +23,8 @@ from geo_sokoban_pipeline.distributed.group import Group
 _MATRICES = re.compile(r"\.(layers|blocks|merger|deepstack_merger_list)\.")
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration (Jordan et al., Muon, 2024)
 _ITERATIONS = 5
+_MOMENTUM = 0.95
+_MATRIX_RATE = 2.0  # Muon's learning rate, in multiples of AdamW's
 _ADAMW_SIZE = 0.2  # root mean square of AdamW's update in practice (arXiv 2502.16982)
 
 
@@ -34,16 +36,13 @@ class Muon(torch.optim.Optimizer):
     Args:
         parameters: matrices.
         lr: learning rate, in AdamW's units.
-        momentum: of the gradients, with Nesterov's correction.
         weight_decay: decoupled, as AdamW's.
         group: ranks with copies of the parameters; each computes the updates of a part of them. None: all here, or,
             where parameters are sharded, dealt to the ranks that share them.
     """
 
-    def __init__(
-        self, parameters: list[Tensor], lr: float, momentum: float, weight_decay: float, group: Group | None = None
-    ) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, parameters: list[Tensor], lr: float, weight_decay: float, group: Group | None = None) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
         self._group = group
 
     @torch.no_grad()
@@ -51,18 +50,18 @@ class Muon(torch.optim.Optimizer):
         """Move every parameter that has a gradient."""
         for settings in self.param_groups:
             parameters = [parameter for parameter in settings["params"] if parameter.grad is not None]
-            directions = [self._direction(parameter, settings["momentum"]) for parameter in parameters]
+            directions = [self._direction(parameter) for parameter in parameters]
             for part, update, shape in self._updates(parameters, directions):
                 size = _ADAMW_SIZE * math.sqrt(max(shape))
                 part.mul_(1 - settings["lr"] * settings["weight_decay"]).sub_(update, alpha=settings["lr"] * size)
 
-    def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
+    def _direction(self, parameter: Tensor) -> Tensor:
         """Nesterov's momentum of a parameter's gradients."""
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
-        average = state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        return torch.lerp(parameter.grad, average, momentum)
+        average = state["momentum"].lerp_(parameter.grad, 1 - _MOMENTUM)
+        return torch.lerp(parameter.grad, average, _MOMENTUM)
 
     def _updates(
         self, parameters: Sequence[Tensor], directions: Sequence[Tensor]
@@ -125,7 +124,7 @@ class Optimizers:
         parameters: Mapping[str, Tensor],
         options: OptimizerOptions,
         group: Group | None = None,
-        build_muon: Callable[[Mapping[str, Tensor], float, float, float], Muon] | None = None,
+        build_muon: Callable[[Mapping[str, Tensor], float, float], Muon] | None = None,
     ) -> None:
         self._parameters = parameters
         self._options = options
@@ -140,10 +139,10 @@ class Optimizers:
             self._owners |= dict.fromkeys(rest, adamw)
         if inner:
             if build_muon is None:
-                muon = Muon(list(inner.values()), rate, options.momentum, decay, group)
+                muon = Muon(list(inner.values()), rate, decay, group)
             else:
-                muon = build_muon(inner, rate, options.momentum, decay)
-            self._parts.append((muon, options.matrix_rate))
+                muon = build_muon(inner, rate, decay)
+            self._parts.append((muon, _MATRIX_RATE))
             self._owners |= dict.fromkeys(inner, muon)
 
     @property

@@ -73,7 +73,7 @@ from geo_sokoban_pipeline.policies.weights import (
 )
 from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.runs.storage import Files, read_json, write_json
-from geo_sokoban_pipeline.training.backends.base import Batch, DivergedError
+from geo_sokoban_pipeline.training.backends.base import MOST_SKIPPED, Batch, DivergedError
 from geo_sokoban_pipeline.training.backends.optim import Optimizers
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
@@ -338,11 +338,8 @@ class TorchBackend(RankState):
         self._changes += 1
         if self._changes == 1 and self._is_sharded:
             limit_heap(self.heap_threshold)
-        if self._skipped >= self.options.max_skipped:
-            raise DivergedError(
-                f"{self._skipped} optimizer steps in a row had no finite gradient (norm {norm}), "
-                f"optimizer.max_skipped={self.options.max_skipped} allowed"
-            )
+        if self._skipped >= MOST_SKIPPED:
+            raise DivergedError(f"{self._skipped} optimizer steps in a row had no finite gradient (norm {norm})")
         return {**metrics, "grad_norm": norm, "skipped": float(self._skipped > 0)}
 
     def _measure(self, samples: Sequence[TrainSample]) -> StepSize:

@@ -295,7 +295,7 @@ class ParallelMuon(Muon):
 
     Args:
         parameters: by name.
-        lr, momentum, weight_decay: as `Muon`.
+        lr, weight_decay: as `Muon`.
         table: of the weights.
         group: all ranks.
         device: type of the device that computes.
@@ -305,14 +305,13 @@ class ParallelMuon(Muon):
         self,
         parameters: Mapping[str, Tensor],
         lr: float,
-        momentum: float,
         weight_decay: float,
         *,
         table: WeightTable,
         group: Group,
         device: str,
     ) -> None:
-        super().__init__(list(parameters.values()), lr, momentum, weight_decay)
+        super().__init__(list(parameters.values()), lr, weight_decay)
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._table, self._ranks, self._device = table, group, device
 
