@@ -83,7 +83,7 @@ class _Brevity(logging.Filter):
             record.msg, record.args = text.partition("%s")[0] + node, ()
             if text.startswith("Node"):
                 record.msg += " failed"
-                return not _is_refused()
+                return not isinstance(sys.exc_info()[1], click.ClickException)
         return not text.startswith(_UNSAID.get(record.name, ()))
 
 
@@ -107,10 +107,6 @@ def quieten_libraries() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(known, _Brevity) for known in logger.filters):
             logger.addFilter(_Brevity())
-
-
-def _is_refused() -> bool:
-    return isinstance(sys.exc_info()[1], click.ClickException)
 
 
 class Progress:

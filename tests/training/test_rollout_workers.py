@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,11 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training.audit_scores import score_episodes
+from geo_sokoban_pipeline.training.checkpoint import newest_checkpoint
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
-from geo_sokoban_pipeline.training.recovery import attempts
 from geo_sokoban_pipeline.training.rollout_workers import RolloutSide, RolloutWorkers
+from geo_sokoban_pipeline.training.worker_group import restarting
 from geo_sokoban_pipeline.trajectories.parquet import partition
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from ray_cluster import RayCluster
@@ -527,8 +529,8 @@ def test_a_run_that_loses_more_workers_than_allowed_names_its_newest_checkpoint(
     said = r"rollout worker 1 of 1 .*SIGKILL.*\(rollout.worker_restarts=0\).* Newest checkpoint: iter=00000\.$"
     kill_worker((Event.UPDATE, 1))
     with pytest.raises(WorkerError, match=said):
-        for one in attempts(read_resume_state(tmp_path / "checkpoints"), options):
-            with one[2]:
+        for one in restarting(options, partial(newest_checkpoint, tmp_path / "checkpoints")):
+            with one:
                 list(go_on(setup, options, tmp_path, Stored()))
 
 

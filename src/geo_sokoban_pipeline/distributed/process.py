@@ -367,14 +367,12 @@ class _OnThisMachine:
     """The folders of a handle whose process finds and writes those of the driver."""
 
     def place(self, folder: Path, pattern: str = "*") -> Path:
-        """See `WorkerHandle`."""
         return folder
 
     def clear(self, folder: Path) -> None:
         """See `WorkerHandle`; the folder is the driver's."""
 
     def outbox(self, folder: Path) -> Path:
-        """See `WorkerHandle`."""
         return folder
 
     def take(self, written: Path, folder: Path, known: Files) -> None:
@@ -424,19 +422,15 @@ class LocalProcess(_OnThisMachine):
             thread.start()
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `WorkerHandle`."""
         return self._submit(method, arguments)
 
     def send(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `WorkerHandle`."""
         return self._submit(method, arguments, is_aside=True)
 
     def stream(self, method: str, *arguments: Any, each: Callable[[Any], None]) -> Future[Any]:
-        """See `WorkerHandle`."""
         return self._submit(method, arguments, each=each)
 
     def close(self, *, patient: bool = True) -> None:
-        """See `WorkerHandle`."""
         with self._closing:
             if self._is_closed:
                 return
@@ -556,11 +550,9 @@ class InProcess(_OnThisMachine):
         self._thread.start()
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `WorkerHandle`."""
         return self._submit(lambda: getattr(self.state, method)(*arguments))
 
     def send(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `WorkerHandle`."""
         future: Future[Any] = Future()
         if method == "standstill":
             future.set_result(self._clock.standstill)
@@ -569,7 +561,6 @@ class InProcess(_OnThisMachine):
         return future
 
     def stream(self, method: str, *arguments: Any, each: Callable[[Any], None]) -> Future[Any]:
-        """See `WorkerHandle`."""
         return self.call(method, each, *arguments)
 
     def close(self, *, patient: bool = True) -> None:

@@ -235,15 +235,12 @@ class RayProcess:
         return self
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `WorkerHandle`."""
         return self._call("main", "call", method, None, *arguments)
 
     def send(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `WorkerHandle`."""
         return self._call("side", "aside", method, *arguments)
 
     def stream(self, method: str, *arguments: Any, each: Callable[[Any], None]) -> Future[Any]:
-        """See `WorkerHandle`."""
         number, future = next(self._numbers), Future[Any]()
         called = self._call("main", "call", method, number, *arguments)
 
@@ -284,7 +281,6 @@ class RayProcess:
         return Path(copy.folder)
 
     def clear(self, folder: Path) -> None:
-        """See `WorkerHandle`."""
         key = self.where.node, folder
         with self._copies.lock:
             copy = self._copies.found.get(key)
@@ -297,13 +293,11 @@ class RayProcess:
         copy.keeper._call("files", "remove", copy.folder).result()
 
     def outbox(self, folder: Path) -> Path:
-        """See `WorkerHandle`."""
         made = self._new_folder()
         self._call("files", "make", made).result()
         return Path(made)
 
     def take(self, written: Path, folder: Path, known: Files) -> None:
-        """See `WorkerHandle`."""
         for name, size in self._call("files", "files", str(written)).result():
             path, digest, first = folder / name, hashlib.blake2b(digest_size=16), 0
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -322,7 +316,6 @@ class RayProcess:
         self._call("files", "remove", str(written)).result()
 
     def close(self, *, patient: bool = True) -> None:
-        """See `WorkerHandle`."""
         import ray
 
         with self._closing:

@@ -58,22 +58,18 @@ class RayServer:
 
     @property
     def url(self) -> str:
-        """See `OwnServer`."""
         return self._started.url
 
     @property
     def pid(self) -> int:
-        """See `OwnServer`."""
         return self._started.pid
 
     @property
     def log(self) -> Path:
-        """See `OwnServer`."""
         return self._started.log
 
     @property
     def alive(self) -> bool:
-        """See `OwnServer`."""
         return self._process is not None and self.lost() is None
 
     def start(self, *, same_port: bool = True) -> None:
@@ -115,7 +111,6 @@ class RayServer:
         return found
 
     def found_port_taken(self) -> bool:
-        """See `OwnServer`."""
         return self._ask("found_port_taken") is True
 
     def end(self) -> None:

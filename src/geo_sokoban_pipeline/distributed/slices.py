@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -189,7 +188,13 @@ class StoredTensors:
         index = find_json(_slice_index(folder, stem)) or {}
         if "slices" in index:
             for name, slices in index["slices"].items():
-                self._pieces[name] = [_Piece(folder / entry["file"], _read_place(entry)) for entry in slices]
+                self._pieces[name] = [
+                    _Piece(
+                        folder / entry["file"],
+                        Slice(range(*entry["rows"]), range(*entry["columns"]) if "columns" in entry else None),
+                    )
+                    for entry in slices
+                ]
             return
         for path in sorted(folder.glob(f"{stem}*.safetensors")):
             with safe_open(path, "pt") as file:
@@ -242,10 +247,6 @@ class StoredTensors:
     def _width(self, name: str) -> int:
         """Columns of a tensor that lies in slices of them."""
         return max(piece.place.columns.stop for piece in self._pieces[name] if piece.place.columns is not None)
-
-
-def _read_place(entry: Mapping[str, Any]) -> Slice:
-    return Slice(range(*entry["rows"]), range(*entry["columns"]) if "columns" in entry else None)
 
 
 def _read_file(piece: _Piece, name: str, wanted: Slice) -> Tensor:

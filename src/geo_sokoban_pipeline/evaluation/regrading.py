@@ -16,7 +16,7 @@ import numpy as np
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.evaluation.replay import Replayer
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
-from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 
 class RegradeError(ValueError):
@@ -75,15 +75,14 @@ def _merge(stored: Trajectory, replayed: Trajectory | str | None) -> Trajectory:
         )
     return replace(
         stored,
-        turns=[_merge_turn(old, new) for old, new in zip(stored.turns, replayed.turns, strict=True)],
+        turns=[
+            replace(old, reward=new.reward, info=new.info, credit=None, advantage=None)
+            for old, new in zip(stored.turns, replayed.turns, strict=True)
+        ],
         reward=replayed.reward,
         reward_parts=replayed.reward_parts,
         metrics=replayed.metrics,
     )
-
-
-def _merge_turn(old: Turn, new: Turn) -> Turn:
-    return replace(old, reward=new.reward, info=new.info, credit=None, advantage=None)
 
 
 def _sign(episode: Trajectory) -> float:

@@ -482,7 +482,6 @@ class SftObjective:
     def __call__(
         self, samples: Sequence[Sample], log_probs: Tensor, entropy: Tensor, mask: Tensor, step: StepSize
     ) -> PolicyLoss:
-        """See `Objective`."""
         loss = reduce_tokens(-log_probs, mask, "token_mean", float(step.tokens))
         return PolicyLoss(loss, {"loss": float(loss.detach())})
 
@@ -497,7 +496,6 @@ class GrpoObjective:
     def __call__(
         self, samples: Sequence[Sample], log_probs: Tensor, entropy: Tensor, mask: Tensor, step: StepSize
     ) -> PolicyLoss:
-        """See `Objective`."""
         options = self.options
         denominator = {
             "constant": options.constant_denominator,

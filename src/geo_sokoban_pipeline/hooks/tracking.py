@@ -502,7 +502,8 @@ class TrackingHooks:
         """Send what a run has stored and its trackers may not have."""
         assert self._parameters is not None
         with self._reading(run, "log stored metrics"):
-            self._send(run, "log stored metrics", methodcaller("log_rows", _stored_rows(folders.outputs)))
+            rows = [read_json(path) for path in sorted((folders.outputs / "metrics").glob("*.json"))]
+            self._send(run, "log stored metrics", methodcaller("log_rows", rows))
         with self._reading(run, "log the warm start"):
             steps = warm_start_points(_history(folders.models))
             self._send(run, "log the warm start", methodcaller("log_points", steps))
@@ -546,7 +547,9 @@ class TrackingHooks:
 
 def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:
     """Parameters of one run: its own section, its data and the general ones; no section of another pipeline."""
-    studies = set() if run.startswith(_STUDY) else {name for name in type(parameters).model_fields if _is_study(name)}
+    # Sections that describe studies, which no single run needs.
+    sections = () if run.startswith(_STUDY) else type(parameters).model_fields
+    studies = {name for name in sections if name == _STUDY or name.startswith(f"{_STUDY}_")}
     other_data = set(TASKS) - {run.partition("_")[2]}
     left_out = {"fresh", "tracking", *studies, *other_data}
     return {
@@ -572,11 +575,6 @@ def _used(section: str, options: dict[str, Any]) -> dict[str, Any]:
     return used_options(options, TASKS[section].data_config) if section in TASKS else options
 
 
-def _is_study(name: str) -> bool:
-    """Whether a section describes studies, which no single run needs."""
-    return name == _STUDY or name.startswith(f"{_STUDY}_")
-
-
 def artifacts_of(folders: RunFolders, sample: bool) -> list[tuple[Path, str]]:
     """Files of a run that MLflow gets at its end, each with its place there: reports, newest trajectories."""
     files = [(folders.reports / name, "report") for name in ("report.html", "eval_summary.json")]
@@ -591,7 +589,3 @@ def _history(models: Path) -> list[dict[str, Any]]:
     """History of a run's warm start, or of the SFT of a control; `[]` where none is stored."""
     manifest = models / "policy" / MANIFEST
     return read_json(manifest).get("history") or [] if manifest.is_file() else []
-
-
-def _stored_rows(outputs: Path) -> list[dict[str, Any]]:
-    return [read_json(path) for path in sorted((outputs / "metrics").glob("*.json"))]

@@ -28,9 +28,12 @@ from geo_sokoban_pipeline.rollout.episode import (
     EpisodeResult,
     RolloutSettings,
     begin_reward,
+    check_environment,
+    check_reward,
+    check_step,
+    close_environment,
     finalize_environment,
 )
-from geo_sokoban_pipeline.rollout.own_code import check_environment, check_reward, check_step, close_environment
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of

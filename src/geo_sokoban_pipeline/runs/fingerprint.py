@@ -242,11 +242,8 @@ def _sft(options: TrainOptions) -> dict[str, Any]:
 
 def hash_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Content hash of prompts, in their order: every column, because an environment is built from the whole row."""
-    return content_hash(*map(_row_text, rows))
-
-
-def _row_text(row: Mapping[str, Any]) -> str:
-    return orjson.dumps(dict(row), default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
+    options = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    return content_hash(*(orjson.dumps(dict(row), default=str, option=options).decode() for row in rows))
 
 
 def hash_files(files: Mapping[str, Mapping[str, Any]]) -> str:

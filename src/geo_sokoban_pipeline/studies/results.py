@@ -51,6 +51,7 @@ def collect_results(
         controls = [other for other in members if other.kind == "control" and other.after == member.run_id]
         described[member.seed] = _describe_seed(member, controls, records[member.run_id])
     first = trained[0]
+    summarised = [row for member in members for row in read_json(member.summary)["rows"]]
     return {
         "study": name,
         "task": first.task,
@@ -65,15 +66,11 @@ def collect_results(
         "levels": _describe_played(first, first),
         "teacher": first.parameters[f"train_{first.task}"]["warm_start"]["teacher"]["name"],
         # Summaries of before intervals were over clusters have other ones.
-        **({"intervals": "clusters"} if all(map(_has_clusters, members)) else {}),
+        **({"intervals": "clusters"} if all("clusters" in row for row in summarised) else {}),
         "seeds": [described[seed] for seed in study.seeds],
         "beside": [described[seed] for seed in study.beside],
         "sets": [_describe_set(further.name, further.title, members) for further in study.evaluations],
     }
-
-
-def _has_clusters(member: StudyRun) -> bool:
-    return all("clusters" in row for row in read_json(member.summary)["rows"])
 
 
 def check_prompts(members: Sequence[StudyRun]) -> None:

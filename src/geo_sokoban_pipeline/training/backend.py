@@ -113,11 +113,9 @@ class RankedBackend:
         return backend
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """See `TrainBackend`."""
         return _score(samples, self._workers, "log_probs", self._parts, self._cost)
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
-        """See `TrainBackend`."""
         count = self._parts.count
         parts: list[Any]
         size = None
@@ -144,7 +142,6 @@ class RankedBackend:
         self._is_stale = False
 
     def iter_weights(self) -> Iterator[tuple[str, Any]]:
-        """See `TrainBackend`."""
         yield from self.weight_source().read()
 
     def weight_source(self) -> WeightSource:
@@ -154,11 +151,9 @@ class RankedBackend:
         return WeightSource(self._specs, self._collect, lambda: self._changes)
 
     def offload(self) -> None:
-        """See `TrainBackend`."""
         self._workers.call_all("offload")
 
     def onload(self) -> None:
-        """See `TrainBackend`."""
         self._workers.call_all("onload")
 
     def export(self, folder: Path) -> Files:
@@ -172,16 +167,13 @@ class RankedBackend:
         return self._workers.write(folder, "export", everywhere=self._is_sharded)
 
     def save_state(self, folder: Path) -> Files:
-        """See `TrainBackend`."""
         return self._workers.write(folder, "save_state", everywhere=self._is_sharded)
 
     def load_state(self, folder: Path) -> None:
-        """See `TrainBackend`."""
         self._workers.read(folder, "load_state")
         self._note_change()
 
     def close(self) -> None:
-        """See `TrainBackend`."""
         self._workers.before_rollout = None
         if self._workers.drives_a_rank:
             self.own.close()

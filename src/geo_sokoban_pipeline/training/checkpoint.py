@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.formats import in_percent
@@ -21,6 +25,7 @@ from geo_sokoban_pipeline.runs.fingerprint import layout_differences, layout_par
 from geo_sokoban_pipeline.runs.folders import START, best_iteration
 from geo_sokoban_pipeline.runs.storage import Filled
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from geo_sokoban_pipeline.trajectories.parquet import partition
 
 logger = logging.getLogger(__name__)
@@ -42,6 +47,32 @@ class CheckpointWriter:
         files = {**self.backend.export(folder), **self.backend.save_state(folder)}
         emit(Event.CHECKPOINT, self.entries.get("iteration"))
         return Filled(self.entries, files)
+
+
+@contextmanager
+def written_ahead(
+    writer: CheckpointWriter, beside: Path | None, workers: WorkerGroup | None
+) -> Iterator[Callable[[Path], Filled]]:
+    """A writer like the given one, for the `with` block, whose files are there already if ranks elsewhere write them.
+
+    So a rank that dies while it writes is found before anything of an iteration is stored, and not within the save.
+
+    Args:
+        beside: a folder on the file system of the place to be written; None: nothing is written ahead.
+    """
+    if beside is None or workers is None or workers.drives_a_rank:
+        yield writer
+        return
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".ahead.", suffix=".tmp", dir=beside) as made:
+        filled = writer(Path(made))
+
+        def move(folder: Path) -> Filled:
+            for path in sorted(Path(made).iterdir()):
+                shutil.move(path, folder / path.name)  # a rename, unless a mount lies between
+            return filled
+
+        yield move
 
 
 @dataclass
@@ -111,6 +142,12 @@ class CheckpointHistory:
             f"weights, with a lower {run}.optimizer.learning_rate: --params run_id=<new>,"
             f"{run}.policy.source=folder,{run}.policy.path=<folder of the checkpoint>,{run}.warm_start.steps=0"
         )
+
+
+def newest_checkpoint(folder: Path) -> str:
+    """The newest checkpoint in the folder of all of them, in words."""
+    names = CheckpointsDataset(str(folder)).partitions()
+    return f"newest checkpoint: {names[-1] if names else 'none yet'}"
 
 
 def better_choice(manifest: Mapping[str, Any], chosen: int, task: Task) -> str | None:

@@ -21,8 +21,7 @@ from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
-from geo_sokoban_pipeline.rollout.own_code import close_environment
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings, close_environment
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample

@@ -47,9 +47,9 @@ from geo_sokoban_pipeline.training.checkpoint import (
     CheckpointWriter,
     compare_layout,
     layout_of,
+    written_ahead,
 )
 from geo_sokoban_pipeline.training.collecting import AheadCollector, Collector, Rows, build_sampler
-from geo_sokoban_pipeline.training.recovery import written_ahead
 from geo_sokoban_pipeline.training.rollout_workers import open_rollouts
 from geo_sokoban_pipeline.training.runtime import (
     Stopwatch,

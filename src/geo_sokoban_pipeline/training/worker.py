@@ -39,8 +39,7 @@ from geo_sokoban_pipeline.policies.weights import Bucket, TensorSpec
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
-from geo_sokoban_pipeline.rollout.own_code import STUCK
+from geo_sokoban_pipeline.rollout.episode import STUCK, EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.base import Batch
@@ -392,7 +391,6 @@ class GroupSupply:
         self._taken: list[EpisodeRequest] = []
 
     def take(self, *, wait: bool) -> list[EpisodeRequest]:
-        """See `Supply`."""
         began = time.perf_counter()
         with waiting():
             self.look(wait=wait)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -432,3 +432,42 @@ def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerG
         yield workers
     finally:
         workers.close()
+
+
+def restarting(options: TrainOptions, stored: Callable[[], str]) -> Iterator[AbstractContextManager[int]]:
+    """Contexts for one piece of work, another one each time that it has lost its ranks: `for one in …: with one: …`.
+
+    Each context's value is how often the ranks were lost since something of the work was stored.
+
+    Args:
+        stored: describes what there is to go on from; another description is progress.
+
+    Raises:
+        WorkerDied: within a context: the ranks were lost more often than `ray.max_restarts` allows.
+        WorkerError: within a context: a rank failed, or rollout workers were lost more often than allowed; the message
+            also says what is stored.
+    """
+    lost, before, again = 0, stored(), True
+
+    @contextmanager
+    def attempt() -> Iterator[int]:
+        nonlocal lost, before, again
+        again = False
+        try:
+            yield lost
+        except WorkerDied as error:
+            found = stored()
+            lost, before, again = lost + 1 if found == before else 1, found, True
+            allowed = options.ray.max_restarts
+            if lost > allowed:
+                raise WorkerDied(
+                    f"{error} These ranks were built anew {allowed} times (ray.max_restarts={allowed}); {found}. The "
+                    "same command continues from there."
+                ) from error
+            logger.warning("%s All ranks are built anew (%d of %d); %s", error, lost, allowed, found)
+        except WorkerError as error:
+            found = stored()
+            raise WorkerError(f"{error} {found[0].upper()}{found[1:]}.") from error
+
+    while again:
+        yield attempt()

@@ -32,7 +32,7 @@ DERIVED_COLUMNS = ("success", "n_turns", "optimal_steps", *PART_COLUMNS)  # each
 
 def build_column(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Arrow array of one column; its type is `kind`, but image bytes and names of values are dictionary-encoded."""
-    return _BUILDERS.get(name, _build_plain)(values, kind)
+    return _BUILDERS.get(name, pa.array)(values, kind)
 
 
 def read_column(name: str, array: pa.Array) -> list[Any]:
@@ -78,10 +78,6 @@ def decode_names(array: pa.Array, kind: pa.DataType) -> pa.Array:
     names, values = array.values.field("name"), array.values.field("value")
     structs = pa.StructArray.from_arrays([names.dictionary_decode(), values], fields=list(kind.value_type))
     return pa.ListArray.from_arrays(array.offsets, structs, type=kind)
-
-
-def _build_plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, kind)
 
 
 def _build_sampling(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -14,8 +14,7 @@ import torch
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
-from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
+from geo_sokoban_pipeline.rollout.engines.transformers import NgramProposer, TransformersEngine
 from rollout.engines.talks import SAMPLED, Plan, Talk
 from task_options import TinyPolicyOptions
 

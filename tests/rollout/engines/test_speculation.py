@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
+from geo_sokoban_pipeline.rollout.engines.transformers import NgramProposer
 
 OPEN, CLOSE, END = 1, 2, 3
 UP, DOWN = 10, 11

@@ -11,8 +11,7 @@ import torch
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies import qwen3_vl
 from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
-from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
-from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
+from geo_sokoban_pipeline.rollout.engines.transformers import NgramProposer, TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.policies.weights import WeightSource
-from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
-from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
+from geo_sokoban_pipeline.rollout.engines.transformers import NgramProposer, TransformersEngine
 from given_weights import source_of
 from rollout.engines.talks import Plan, Talk, play_alone, say
 

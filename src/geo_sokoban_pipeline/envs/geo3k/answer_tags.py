@@ -126,8 +126,5 @@ def _expressions(text: str) -> list[str]:
     sign = r"\s*(?:[-+*/]|\\times|\\cdot|\\div)\s*"
     pattern = rf"{atom}(?:{sign}{atom}|\s*{bracket})+|{_NUMBER}\s*{letter}|{letter}(?=[\s;.]*$)"
     found = list(dict.fromkeys(match[0] for match in re.finditer(pattern, text.rstrip())))
-    return [_fill_in(expression, given, letter) for expression in found[-_MOST_EXPRESSIONS:]]
-
-
-def _fill_in(expression: str, given: dict[str, str], letter: str) -> str:
-    return re.sub(letter, lambda found: f"({given[found[0]]})", expression)
+    last = found[-_MOST_EXPRESSIONS:]
+    return [re.sub(letter, lambda name: f"({given[name[0]]})", expression) for expression in last]

@@ -84,11 +84,10 @@ def continue_sft(
 
     A generator: Kedro saves what it yields while the ranks still hold their parts of the state.
     """
-    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
-    from geo_sokoban_pipeline.training.recovery import restarting, written_ahead
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
-    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group, restarting
 
     wanted = {**planned["fingerprint"], "control.steps": planned["budget"]["steps"]}
     if state is not None:
@@ -101,7 +100,7 @@ def continue_sft(
     rows = _prompts(episodes, control, read_rows(prompts), task_of(options.task))
     held_out = read_rows(validation_prompts)
     budget = Budget(**planned["budget"])
-    for attempt in restarting(options, "the control begins again"):
+    for attempt in restarting(options, lambda: "nothing of the control is stored"):
         with attempt, open_worker_group(policy, options) as workers:
             history, backend = continue_warm_start(policy, start.path, rows, held_out, options, seed, budget, workers)
             entries = {

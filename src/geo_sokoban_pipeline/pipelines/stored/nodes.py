@@ -61,10 +61,9 @@ def collect_trajectories(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.recovery import restarting
     from geo_sokoban_pipeline.training.rollout_workers import open_rollouts
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.worker_group import open_worker_group
+    from geo_sokoban_pipeline.training.worker_group import open_worker_group, restarting
     from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
 
     rows = read_rows(prompts)
@@ -81,9 +80,13 @@ def collect_trajectories(
     following, cursor = first, manifest.get("sampler")
     # Nothing is trained, so that each rank needs whole weights, and no part of them.
     whole_weights = settings.model_copy(update={"sharding": "none", "replicas": 1, "backend": "fsdp"})
+
+    def done() -> str:
+        return f"{following - first} iterations are stored"
+
     yield Rewind(-1), Rewind(-1)
-    for attempt in restarting(settings, "the iteration begins again"):
-        with attempt as losses, ExitStack() as owned:
+    for attempt in restarting(settings, done):
+        with attempt as lost, ExitStack() as owned:
             # Servers and rollout workers roll out for all processes; in a Ray cluster they need its connection.
             needs_ranks = settings.ranks_roll_out or settings.placement == "ray"
             workers = owned.enter_context(open_worker_group(policy, whole_weights)) if needs_ranks else None
@@ -92,19 +95,20 @@ def collect_trajectories(
             engine, run = rolling.engine, f"rollout_{settings.task}"
             sampler = build_sampler(rows, settings, seed, cursor)
             collector = Collector(run, seed, settings, rows, policy, engine, rolling.function, rolling.take_metrics)
-            for iteration in range(following, first + options.iterations):
+            began = following
+            for iteration in range(began, first + options.iterations):
                 emit(Event.COLLECT, iteration)
                 engine.update_weights(None, first)
                 if workers is not None and settings.ranks_roll_out:
                     workers.update_weights(first)
                 trajectories, metrics = collector.collect(iteration, sampler)
                 row = {"iteration": iteration, "policy_version": first, **metrics}
-                if losses.count:
-                    row["perf/restarts"] = losses.count
+                if lost and iteration == began:
+                    row["perf/restarts"] = lost
                 chunk = name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
                 yield chunk
                 release(chunk)
-                following, cursor, losses.count = iteration + 1, sampler.state(), 0
+                following, cursor = iteration + 1, sampler.state()
 
 
 def update_on_stored(
@@ -121,11 +125,10 @@ def update_on_stored(
     it begins again.
     """
     from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
-    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
-    from geo_sokoban_pipeline.training.recovery import restarting, written_ahead
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group, restarting
     from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
@@ -136,8 +139,8 @@ def update_on_stored(
     policy = load_driver_policy(settings, start.path)
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
-    for attempt in restarting(settings, "the update begins again"):
-        with attempt as losses, open_worker_group(policy, settings) as workers:
+    for attempt in restarting(settings, lambda: "nothing of the update is stored"):
+        with attempt as lost, open_worker_group(policy, settings) as workers:
             trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
             temperature = settings.rollout.sampling.temperature
             backend = build_backend(policy, settings.optimizer, temperature, workers, settings.megatron_layout)
@@ -157,8 +160,8 @@ def update_on_stored(
                 **layout_of(settings if workers is None else workers.options, threads),
             }
             row = {"iteration": iteration, "policy_version": iteration, **metrics}
-            if losses.count:
-                row["perf/restarts"] = losses.count
+            if lost:
+                row["perf/restarts"] = lost
             name = partition(iteration)
             with written_ahead(CheckpointWriter(backend, entries), start.path.parent, workers) as writer:
                 yield Rewind(-1), Rewind(-1)

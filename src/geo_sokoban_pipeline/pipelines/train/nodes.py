@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import ParameterError
@@ -72,16 +73,15 @@ def warm_start(
         return
     from geo_sokoban_pipeline.envs.base import describe_expert
     from geo_sokoban_pipeline.training.backends.base import DivergedError
-    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
-    from geo_sokoban_pipeline.training.recovery import restarting, written_ahead
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft import run_sft
-    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group, restarting
 
     logger.info("warm start: %s", describe_expert(options.warm_start.teacher, rows))
     threads = prepare_process(options.threads)
     policy = load_driver_policy(options, base.path)
-    for attempt in restarting(options, "the warm start begins again"):
+    for attempt in restarting(options, lambda: "nothing of the warm start is stored"):
         with attempt, open_worker_group(policy, options) as workers:
             try:
                 history, backend = run_sft(policy, rows, held_out, options, seed, workers=workers)
@@ -104,9 +104,12 @@ def train_grpo(
     seed: int,
 ) -> Iterator[tuple[Any, ...]]:
     """The GRPO loop: Kedro saves each result before the loop continues."""
+    from geo_sokoban_pipeline.datasets.iterations import read_resume_state
+    from geo_sokoban_pipeline.training.checkpoint import newest_checkpoint
     from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
-    from geo_sokoban_pipeline.training.recovery import attempts
+    from geo_sokoban_pipeline.training.worker_group import restarting
 
+    newest = partial(newest_checkpoint, resume["folder"])
     inputs = RunInputs(
         run=f"train_{options.task}",
         seed=seed,
@@ -117,11 +120,13 @@ def train_grpo(
         validation_prompts=read_rows(validation_prompts),
     )
     # The node's own function must be a generator: Kedro collects what a wrapper merely returns.
-    for state, lost, attempt in attempts(resume, options):
-        with attempt, closing(run_grpo(inputs, state, lost)) as chunks:
-            for chunk in chunks:
-                yield chunk
-                release(chunk)
+    for attempt in restarting(options, newest):
+        with attempt as lost:
+            state = read_resume_state(resume["folder"]) if lost else resume
+            with closing(run_grpo(inputs, state, lost)) as chunks:
+                for chunk in chunks:
+                    yield chunk
+                    release(chunk)
 
 
 def release(chunk: Sequence[Any]) -> None:

@@ -237,10 +237,7 @@ class Grader:
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
         except WaitTimeoutError:
-            return self._late(response)
-
-    def _late(self, response: str | None) -> Grade:
-        return Grade(False, "timeout", self._rules.extract(response or ""))
+            return Grade(False, "timeout", self._rules.extract(response or ""))
 
 
 def _check(grader: str, tolerance: float) -> None:

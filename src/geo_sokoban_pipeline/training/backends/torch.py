@@ -109,7 +109,6 @@ class RankState:
         yield from self.weight_source().read()
 
     def weight_source(self) -> WeightSource:
-        """See `TrainBackend`."""
         if self._is_sharded:
             return WeightSource(self._specs(), self.collect, lambda: self._changes)
         # Not the model's own state: a step of fused AdamW leaves the versions of torch's tensors as they are.
@@ -143,7 +142,6 @@ class RankState:
         self._move("cpu")
 
     def onload(self) -> None:
-        """See `TrainBackend`."""
         self._move(self._device)
 
     def _move(self, device: torch.device | str) -> None:
@@ -308,7 +306,6 @@ class TorchBackend(RankState):
         return Optimizers(self._trained, self.options, None if self._is_sharded else self._group)
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """See `TrainBackend`."""
         return self._pass.log_probs(samples)
 
     def step(
@@ -354,7 +351,6 @@ class TorchBackend(RankState):
         return clip_gradients(list(self._trained.values()), self.options.clip)
 
     def close(self) -> None:
-        """See `TrainBackend`."""
         self.optimizers.clear_state()
 
 

@@ -119,7 +119,7 @@ def parallel_zigzag(generator: random.Random, difficulty: Difficulty) -> Sketch:
     one, other = generator.randint(30, 65), generator.randint(30, 65)
     # From the bend, the arms go left to the upper and to the lower line.
     upper = polar(0.85, 180 - one)
-    lower = polar(upper.imag / _sine(other), 180 + other)
+    lower = polar(upper.imag / polar(1.0, other).imag, 180 + other)
     lower *= generator.uniform(0.8, 1.1)
     bend, total = 0j, one + other
     lines = [(upper, upper + 1.5), (lower, lower + 1.5)]
@@ -151,10 +151,6 @@ def parallel_zigzag(generator: random.Random, difficulty: Difficulty) -> Sketch:
         ),
     )
     return Sketch(ask_x(generator), numbers, value, value.label, figure, upright=False)
-
-
-def _sine(degrees: int) -> float:
-    return polar(1.0, degrees).imag
 
 
 def _dots(pair: Related, *points: complex) -> tuple[Mark, ...]:

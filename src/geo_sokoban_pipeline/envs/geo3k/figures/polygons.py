@@ -260,7 +260,8 @@ def parallelogram_area(generator: random.Random, difficulty: Difficulty) -> Sket
         value = _SINES[degrees] * (base * side)
         return _sketch("parallelogram", value, (("base", base), ("side", side), ("degrees", degrees)), figure)
     if difficulty == "easy":
-        offset, height, side = _lean(generator)
+        # Whole numbers all three: offset, height and slanted side of the leaning edge.
+        offset, height, side = generator.choice([triple for triple in TRIPLES if triple[2] <= 26])
         base = generator.randint(round(0.9 * side), round(1.9 * side))
         scale = 1
     else:
@@ -338,11 +339,6 @@ def _two_lengths(
     scale = 10 if difficulty == "medium" else 1
     base = generator.randint(6 * scale, 30 * scale)
     return base, generator.randint(round(ratios[0] * base), round(ratios[1] * base)), scale
-
-
-def _lean(generator: random.Random) -> tuple[int, int, int]:
-    """Offset, height and slanted side of a leaning edge, all whole numbers."""
-    return generator.choice([triple for triple in TRIPLES if triple[2] <= 26])
 
 
 def _parallelogram(

@@ -227,7 +227,6 @@ class LaunchedServer(ServerProgram):
         super().__init__(options, ServedModel.of(policy), folder, number, logs)
 
     def end(self) -> None:
-        """See `OwnServer`."""
         super().end()
         self._scratch.cleanup()
 
