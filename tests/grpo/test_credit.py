@@ -64,20 +64,21 @@ def test_advantages_of_a_cell_are_centred(episodes, gamma):
             assert sum(a[turn] for a in own if len(a) > turn) == pytest.approx(0, abs=1e-9)
 
 
-@given(st.lists(NUMBERS, min_size=1, max_size=6), st.integers(1, 8), st.sampled_from(["none", "rms", "std"]))
-def test_equal_episodes_give_exactly_zero(values, count, normalize):
-    for advantages in turn_advantages([values] * count, [0] * count, 0.95, normalize, clip=4.0):
-        assert not advantages.any()
+@given(st.lists(NUMBERS, min_size=1, max_size=6), st.integers(1, 8), st.booleans())
+def test_equal_episodes_give_exactly_zero(values, count, per_group):
+    advantages = turn_advantages([values] * count, [0] * count, 0.95, per_group=per_group)
+    for found in (*advantages, *scale_by_rms(advantages, [True] * count)):
+        assert not found.any()
 
 
 @given(EPISODES)
 def test_rms_is_one_and_std_is_one_per_group(episodes):
     groups, values = [g for g, _ in episodes], [v for _, v in episodes]
-    plain = np.concatenate(turn_advantages(values, groups, 0.95))
-    scaled = np.concatenate(turn_advantages(values, groups, 0.95, "rms"))
-    if plain.any():
+    plain = turn_advantages(values, groups, 0.95)
+    scaled = np.concatenate(scale_by_rms(plain, [True] * len(plain), clip=None))
+    if np.concatenate(plain).any():
         assert np.sqrt(np.mean(scaled**2)) == pytest.approx(1.0)
-    by_group = turn_advantages(values, groups, 0.95, "std")
+    by_group = turn_advantages(values, groups, 0.95, per_group=True)
     for group in set(groups):
         own = np.concatenate([a for a, g in zip(by_group, groups, strict=True) if g == group])
         if own.any():
@@ -100,8 +101,8 @@ def test_scale_by_rms_without_signal_changes_nothing(kept):
 
 
 def test_clip_is_symmetric_and_last():
-    advantages = turn_advantages([[0.0], [10.0]], [0, 0], 1.0, clip=4.0)
-    assert [a.tolist() for a in advantages] == [[-4.0], [4.0]]
+    advantages = scale_by_rms([[-10.0], [10.0], [0.0]], [False, False, True], clip=4.0)
+    assert [a.tolist() for a in advantages] == [[-4.0], [4.0], [0.0]]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,6 @@ def test_clip_is_symmetric_and_last():
         (lambda: returns([1.0, float("nan")], 1.0), r"values\[1\]=nan"),
         (lambda: returns([1.0], 1.5), "gamma=1.5"),
         (lambda: turn_advantages([[1.0]], [0, 1], 1.0), "1 episodes"),
-        (lambda: turn_advantages([[1.0]], [0], 1.0, "max"), "normalize='max'"),
         (lambda: turn_advantages([[1.0]], [0], 1.0, baseline="state"), "baseline='state'"),
         (lambda: turn_advantages([[1.0]], [0], 1.0, baseline="board"), r"observation_keys\[0\]"),
         (lambda: scale_by_rms([[1.0]], [True, False]), "one entry per episode"),

@@ -16,8 +16,8 @@ RECIPE_Q = {
     "total_steps": 200,
     "decay_fraction": 0.3,
     "decay_to": 0.1,
-    "kind": "linear",
 }
+PLAIN = {"base": 1.0, "warmup_steps": 0, "total_steps": 10, "decay_fraction": 1.0, "decay_to": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -40,36 +40,27 @@ def test_recipe_q(step, expected):
 @pytest.mark.parametrize(
     ("step", "options", "expected"),
     [
-        (0, {"base": 1e-6}, 1e-6),
-        (10**6, {"base": 1e-6}, 1e-6),
-        (0, {"base": 1.0, "warmup_steps": 10}, 0.1),
-        (99, {"base": 1.0, "kind": "cosine", "total_steps": 100}, 0.0),
-        (49, {"base": 1.0, "kind": "cosine", "total_steps": 100, "decay_to": 0.1}, 0.55),
-        (54, {"base": 1.0, "kind": "cosine", "total_steps": 100, "warmup_steps": 10, "decay_to": 0.1}, 0.55),
-        (9, {"base": 1.0, "kind": "linear", "total_steps": 10, "warmup_steps": 10, "decay_to": 0.5}, 1.0),
-        (10, {"base": 1.0, "kind": "linear", "total_steps": 10, "warmup_steps": 10, "decay_to": 0.5}, 0.5),
-        (10**6, {"base": 1.0, "kind": "linear", "total_steps": 10, "decay_fraction": 0.0}, 1.0),
+        (0, {"base": 1e-6, "decay_fraction": 0.0}, 1e-6),
+        (0, {"warmup_steps": 10}, 0.1),
+        (9, {"decay_to": 0.0}, 0.0),
+        (9, {"warmup_steps": 10}, 1.0),
+        (10, {"warmup_steps": 10}, 0.5),
+        (10**6, {"decay_fraction": 0.0}, 1.0),
     ],
 )
 def test_learning_rate(step, options, expected):
-    assert learning_rate(step, **options) == pytest.approx(expected)
+    assert learning_rate(step, **PLAIN | options) == pytest.approx(expected)
 
 
-@given(
-    st.integers(0, 30),
-    st.integers(1, 60),
-    st.floats(0.05, 1),
-    st.floats(0, 1),
-    st.sampled_from(["constant", "linear", "cosine"]),
-)
-def test_rate_rises_then_falls_within_its_bounds(warmup, total, fraction, floor, kind):
+@given(st.integers(0, 30), st.integers(1, 60), st.floats(0.05, 1), st.floats(0, 1))
+def test_rate_rises_then_falls_within_its_bounds(warmup, total, fraction, floor):
     options = {"base": 2.0, "warmup_steps": warmup, "total_steps": total, "decay_fraction": fraction}
-    rates = [learning_rate(step, decay_to=floor, kind=kind, **options) for step in range(max(total, warmup) + 5)]
+    rates = [learning_rate(step, decay_to=floor, **options) for step in range(max(total, warmup) + 5)]
     assert all(0.0 <= rate <= 2.0 for rate in rates)
     assert rates[:warmup] == sorted(rates[:warmup])
     tail = rates[max(0, warmup - 1) :]
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(tail))
-    assert rates[-1] == pytest.approx(2.0 if kind == "constant" else 2.0 * floor)
+    assert rates[-1] == pytest.approx(2.0 * floor)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +84,10 @@ def test_evaluation_is_not_due_only_because_the_run_ends():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: learning_rate(0, base=1.0, kind="step"), "kind='step'"),
-        (lambda: learning_rate(0, base=1.0, kind="cosine"), "total_steps=None"),
-        (lambda: learning_rate(-1, base=1.0), "step=-1"),
-        (lambda: learning_rate(0, base=1.0, total_steps=0), "total_steps=0"),
-        (lambda: learning_rate(0, base=1.0, decay_fraction=1.5), "decay_fraction=1.5"),
-        (lambda: learning_rate(0, base=1.0, decay_to=1.5), "decay_to=1.5"),
+        (lambda: learning_rate(-1, **PLAIN), "step=-1"),
+        (lambda: learning_rate(0, **PLAIN | {"total_steps": 0}), "total_steps=0"),
+        (lambda: learning_rate(0, **PLAIN | {"decay_fraction": 1.5}), "decay_fraction=1.5"),
+        (lambda: learning_rate(0, **PLAIN | {"decay_to": 1.5}), "decay_to=1.5"),
         (lambda: is_save_due(0, 0), "interval=0"),
         (lambda: is_eval_due(0, -1), "interval=-1"),
     ],

@@ -276,25 +276,22 @@ def powers_of_two(n: int) -> list[int]:
     return [1 << exponent for exponent in range(n.bit_length())] if n > 0 else []
 
 
-def mean_pass_at_k(counts: Iterable[tuple[int, int]], ks: Sequence[int] | None = None) -> dict[str, float]:
-    """pass@k averaged over prompts, keyed by k as text (JSON objects have no other keys).
+def mean_pass_at_k(counts: Iterable[tuple[int, int]]) -> dict[str, float]:
+    """pass@k averaged over prompts for the powers of two up to the smallest n, keyed by k as text for JSON.
 
     Args:
         counts: (n, c) of each prompt: responses and right ones.
-        ks: values of k; None: the powers of two up to the smallest n.
 
     Returns:
         `{"1": …, "2": …}`; empty without prompts.
-
-    Raises:
-        ValueError: a k is larger than some prompt's n.
     """
     pairs = list(counts)
     if not pairs:
         return {}
-    if ks is None:
-        ks = powers_of_two(min(n for n, _ in pairs))
-    return {str(k): math.fsum(pass_at_k(n, c, k) for n, c in pairs) / len(pairs) for k in ks}
+    return {
+        str(k): math.fsum(pass_at_k(n, c, k) for n, c in pairs) / len(pairs)
+        for k in powers_of_two(min(n for n, _ in pairs))
+    }
 
 
 def pass_at_k_by_prompt(records: Iterable[EpisodeRecord]) -> dict[str, float] | None:

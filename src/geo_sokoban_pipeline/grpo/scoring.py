@@ -31,7 +31,6 @@ EQUAL_REWARDS = 1e-6
 STD_EPSILON = 1e-6
 FilterKind = Literal["none", "zero_variance", "mixed_success"]
 Baseline = Literal["turn", "board"]
-Normalize = Literal["none", "rms", "std"]
 Floats = NDArray[np.float64]
 # Why a group is not trained.
 EMPTY = "empty"
@@ -115,7 +114,7 @@ def score_groups(
             turn_credits,
             group_of,
             options.gamma,
-            normalize="std" if options.normalize == "std" else "none",
+            per_group=options.normalize == "std",
             baseline=options.baseline,
             observation_keys=[_observation_keys(episode) for episode in graded]
             if options.baseline == "board"
@@ -447,8 +446,8 @@ def turn_advantages(
     values: Sequence[ArrayLike],
     group_index: Sequence[int],
     gamma: float,
-    normalize: Normalize = "none",
-    clip: float | None = None,
+    *,
+    per_group: bool = False,
     baseline: Baseline = "turn",
     observation_keys: Sequence[Sequence[Hashable]] | None = None,
 ) -> list[Floats]:
@@ -458,9 +457,7 @@ def turn_advantages(
         values: one (n_e,) array per episode, the part of its reward that each turn has earned.
         group_index: group of each episode.
         gamma: discount per turn, in [0, 1].
-        normalize: "none"; "std" divides each group by the unbiased std of its turn advantages + 1e-6; "rms" divides all
-            by their common root mean square (use `scale_by_rms` if only some groups are trained).
-        clip: largest magnitude, applied last; None: not clipped.
+        per_group: divide each group by the unbiased standard deviation of its turn advantages + 1e-6.
         baseline: "turn": the group's episodes that are alive at the turn index; "board": the group's turns with one
             observation (arXiv 2505.10978).
         observation_keys: for "board", one key per turn and episode: what the policy saw before the turn.
@@ -470,19 +467,15 @@ def turn_advantages(
     """
     if len(values) != len(group_index):
         raise ValueError(f"values has {len(values)} episodes and group_index {len(group_index)} entries.")
-    if normalize not in ("none", "rms", "std"):
-        raise ValueError(f"normalize={normalize!r}: choose 'none', 'rms' or 'std'.")
     to_go = [returns(episode, gamma) for episode in values]
     advantages = [np.zeros(len(episode), dtype=np.float64) for episode in to_go]
     for places in _cells(to_go, group_index, baseline, observation_keys).values():
         cell = centred(np.array([to_go[episode][turn] for episode, turn in places]))
         for (episode, turn), advantage in zip(places, cell, strict=True):
             advantages[episode][turn] = advantage
-    if normalize == "rms":
-        return scale_by_rms(advantages, np.ones(len(advantages), dtype=bool), clip=clip)
-    if normalize == "std":
+    if per_group:
         _scale_groups(advantages, group_index)
-    return advantages if clip is None else [np.clip(episode, -clip, clip) for episode in advantages]
+    return advantages
 
 
 def scale_by_rms(advantages: Sequence[ArrayLike], kept: ArrayLike, *, clip: float | None = 4.0) -> list[Floats]:

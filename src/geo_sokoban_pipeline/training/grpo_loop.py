@@ -448,7 +448,6 @@ def scheduled_rate(options: OptimizerOptions, iteration: int) -> float:
         total_steps=options.schedule_iterations,
         decay_fraction=options.decay_fraction,
         decay_to=DECAY_TO,
-        kind="linear",
     )
 
 

@@ -172,5 +172,4 @@ def _rate(warm: WarmStartOptions, step: int) -> float:
         total_steps=warm.steps,
         decay_fraction=warm.decay_fraction,
         decay_to=_DECAY_TO,
-        kind="linear",
     )
