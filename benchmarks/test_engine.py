@@ -31,7 +31,7 @@ from geo_sokoban_pipeline.envs.sokoban import env as sokoban
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
-from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerOptions
+from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.policies.patches import PatchReader
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -216,7 +216,7 @@ def test_share_of_environments(
 ) -> None:
     groups, size = options.grpo.groups, options.grpo.group_size
     settings, engine = make_settings(options, options.rollout), build_engine(policy, options.rollout)
-    sampler = PromptSampler([row["solution_length"] for row in rows], SamplerOptions(kind="bucket"))
+    sampler = PromptSampler([row["solution_length"] for row in rows], options.prompts, 42)
     prompts, boards = Novelty(), Novelty()
     observing: dict[str, Sums] = defaultdict(Sums)
     environments: dict[str, Sums] = defaultdict(Sums)

@@ -10,36 +10,14 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from geo_sokoban_pipeline.config.grpo import PromptOptions
 from geo_sokoban_pipeline.seeding import content_hash, python_generator
 
-SamplerKind = Literal["shuffle", "bucket", "prompt"]
+_KINDS = {"shuffle": "shuffle", "solve_rate": "bucket", "prompt_solve_rate": "prompt"}  # orders, as states name them
 _SMOOTHING = 0.1  # weight of a new observation in a moving solve rate
 _INITIAL_RATE = 0.5  # solve rate of a bucket before its first observation
-
-
-@dataclass(frozen=True)
-class SamplerOptions:
-    """How prompts are chosen.
-
-    Attributes:
-        seed: of the order and the draws.
-        kind: "shuffle" iterates over all prompts, reshuffled in each epoch (slime); "bucket" draws a difficulty bucket
-            by weight p (1 - p) + floor, then takes the next prompt of the bucket's shuffled order; "prompt" draws
-            prompts by the weight of their own p, without replacement within a draw.
-        floor: weight of a bucket or prompt that is always or never solved, > 0.
-    """
-
-    seed: int = 42
-    kind: SamplerKind = "shuffle"
-    floor: float = 0.03
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("shuffle", "bucket", "prompt"):
-            raise ValueError(f"kind={self.kind!r}: choose 'shuffle', 'bucket' or 'prompt'.")
-        if self.floor <= 0.0:
-            raise ValueError(f"floor={self.floor}: it must be greater than 0, or solved prompts never return.")
 
 
 @dataclass
@@ -48,14 +26,18 @@ class PromptSampler:
 
     Attributes:
         buckets: one difficulty label per prompt, such as its solution length; None is a label too (unknown).
-        options: how prompts are chosen.
-        positions: prompts taken so far from each stream: one stream for "shuffle", else one per bucket.
+        options: how prompts are chosen: `shuffle` iterates over all of them, reshuffled in each epoch (slime);
+            `solve_rate` draws a difficulty bucket by weight p (1 - p) + floor, then takes the next of its shuffled
+            order; `prompt_solve_rate` draws prompts by the weight of their own p, without replacement within a draw.
+        seed: of the order and the draws.
+        positions: prompts taken so far from each stream: one stream for `shuffle`, else one per bucket.
         bucket_rates: moving solve rate of each observed bucket.
-        prompt_rates: moving solve rate of each observed prompt; only for kind "prompt".
+        prompt_rates: moving solve rate of each observed prompt; only with `prompt_solve_rate`.
     """
 
     buckets: Sequence[int | str | None]
-    options: SamplerOptions = field(default_factory=SamplerOptions)
+    options: PromptOptions
+    seed: int
     positions: dict[str, int] = field(default_factory=dict)
     bucket_rates: dict[str, float] = field(default_factory=dict)
     prompt_rates: dict[int, float] = field(default_factory=dict)
@@ -66,14 +48,14 @@ class PromptSampler:
         self._labels = [str(bucket) for bucket in self.buckets]
         self._members: dict[str, list[int]] = {}
         for index, label in enumerate(self._labels):
-            self._members.setdefault("all" if self.options.kind == "shuffle" else label, []).append(index)
+            self._members.setdefault("all" if self.options.order == "shuffle" else label, []).append(index)
         self._orders: dict[str, tuple[int, list[int]]] = {}
 
     def draw(self, iteration: int, count: int, attempt: int = 0) -> list[int]:
         """The next `count` prompt indices, in rollout order.
 
-        Every call advances the streams, so a prompt returns only after all others of its stream; "prompt" repeats a
-        prompt within a call only if `count` exceeds the number of prompts.
+        Every call advances the streams, so a prompt returns only after all others of its stream; `prompt_solve_rate`
+        repeats a prompt within a call only if `count` exceeds the number of prompts.
 
         Args:
             iteration: of the loop, from 0.
@@ -82,10 +64,10 @@ class PromptSampler:
         """
         if count < 0:
             raise ValueError(f"count={count}: it must be 0 or more.")
-        generator = python_generator(self.options.seed, "prompts", iteration, attempt)
-        if self.options.kind == "shuffle":
+        generator = python_generator(self.seed, "prompts", iteration, attempt)
+        if self.options.order == "shuffle":
             return [self._next("all") for _ in range(count)]
-        if self.options.kind == "prompt":
+        if self.options.order == "prompt_solve_rate":
             return self._weighted_prompts(generator, count)
         labels = sorted(self._members)
         weights = [self._weight(self._bucket_rate(label)) for label in labels]
@@ -105,7 +87,7 @@ class PromptSampler:
                 raise ValueError(f"solve rate {rate} of prompt {index}: it must be in [0, 1].")
             observed_buckets.setdefault(self._labels[index], []).append(float(rate))
             observed_prompts.setdefault(int(index), []).append(float(rate))
-        if self.options.kind == "prompt":
+        if self.options.order == "prompt_solve_rate":
             # Before the buckets move: a prompt seen for the first time starts from its bucket's rate.
             for index, rates in observed_prompts.items():
                 self.prompt_rates[index] = self._moved(self._prompt_rate(index), rates)
@@ -114,14 +96,14 @@ class PromptSampler:
 
     @property
     def epoch(self) -> int:
-        """Complete epochs over the prompts: of the slowest bucket for "bucket"; 0 for "prompt"."""
+        """Complete epochs over the prompts: of the slowest bucket for `solve_rate`; 0 for `prompt_solve_rate`."""
         return min(self.positions.get(label, 0) // len(members) for label, members in self._members.items())
 
     def state(self) -> dict[str, Any]:
         """Complete state as JSON values; a hash of the buckets stands for the prompts."""
         return {
-            "seed": self.options.seed,
-            "kind": self.options.kind,
+            "seed": self.seed,
+            "kind": _KINDS[self.options.order],
             "size": len(self.buckets),
             "buckets_hash": content_hash(*self._labels),
             "positions": dict(sorted(self.positions.items())),
@@ -131,19 +113,17 @@ class PromptSampler:
 
     @classmethod
     def from_state(
-        cls,
-        state: Mapping[str, Any],
-        buckets: Sequence[int | str | None],
-        options: SamplerOptions | None = None,
+        cls, state: Mapping[str, Any], buckets: Sequence[int | str | None], options: PromptOptions, seed: int
     ) -> PromptSampler:
         """Restore a sampler from its `state()`, over the same prompts and options.
 
         Raises:
-            ValueError: the state belongs to other prompts, another seed or another kind; the message names the field.
+            ValueError: the state belongs to other prompts, another seed or another order; the message names the field.
         """
         sampler = cls(
             buckets,
-            options or SamplerOptions(),
+            options,
+            seed,
             dict(state["positions"]),
             dict(state["bucket_rates"]),
             {int(index): rate for index, rate in state["prompt_rates"].items()},
@@ -169,11 +149,11 @@ class PromptSampler:
 
     def _shuffled(self, label: str, epoch: int) -> list[int]:
         order = list(self._members[label])
-        if self.options.kind == "shuffle":
+        if self.options.order == "shuffle":
             # slime's order: the standard library's shuffle, seeded with seed + epoch.
-            random.Random(self.options.seed + epoch).shuffle(order)
+            random.Random(self.seed + epoch).shuffle(order)
         else:
-            python_generator(self.options.seed, "bucket", label, epoch).shuffle(order)
+            python_generator(self.seed, "bucket", label, epoch).shuffle(order)
         return order
 
     def _weighted_prompts(self, generator: random.Random, count: int) -> list[int]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.evaluation.rollouts import response_metrics
-from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
+from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.weights import WeightSource
@@ -33,7 +33,6 @@ from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
-_SAMPLER_KINDS: dict[str, SamplerKind] = {"shuffle": "shuffle", "solve_rate": "bucket", "prompt_solve_rate": "prompt"}
 Rows = Sequence[dict[str, Any]]
 
 
@@ -220,14 +219,9 @@ class Collector:
 
 def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:
     """Prompt sampler of a run, new or continued from a state; its buckets are the task's difficulties."""
-    order = options.prompts
-    settings = SamplerOptions(
-        seed=derive_seed(seed, "prompts"),
-        kind=_SAMPLER_KINDS[order.order],
-        floor=order.floor,
-    )
     buckets = [task_of(options.task).difficulty_of(row) for row in prompts]
-    return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)
+    given = buckets, options.prompts, derive_seed(seed, "prompts")
+    return PromptSampler(*given) if state is None else PromptSampler.from_state(state, *given)
 
 
 def _update_solve_rates(sampler: PromptSampler, chosen: Sequence[int], trajectories: Sequence[Trajectory]) -> None:
