@@ -25,18 +25,6 @@ if TYPE_CHECKING:
         truncated_importance_weights,
     )
 
-_TORCH_NAMES = frozenset(
-    {
-        "PolicyLoss",
-        "entropy",
-        "kl_estimate",
-        "policy_loss",
-        "reduce_tokens",
-        "token_log_probs",
-        "truncated_importance_weights",
-    }
-)
-
 __all__ = [
     "PolicyLoss",
     "PromptSampler",
@@ -59,6 +47,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a name that needs torch on its first use (PEP 562)."""
-    if name in _TORCH_NAMES:
+    if name in __all__:
         return getattr(import_module("geo_sokoban_pipeline.grpo.loss"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -266,9 +266,7 @@ def write_card(tables: Sequence[str], counts: ExportCounts, selection: Selection
 
 def _read_episodes(file: Path, selection: Selection, counts: ExportCounts) -> list[dict[str, Any]]:
     table = read_trajectories(file, _COLUMNS)
-    numbers = table.column("iteration").to_numpy()
-    last = math.inf if selection.last_iteration is None else selection.last_iteration
-    inside = table.filter(pa.array((numbers >= selection.first_iteration) & (numbers <= last)))
+    inside = table.filter(pa.array(map(selection.includes, table["iteration"].to_pylist()), pa.bool_()))
     graded = inside.filter(inside.column("reward").is_valid())
     counts.read += inside.num_rows
     counts.without_reward += inside.num_rows - graded.num_rows
