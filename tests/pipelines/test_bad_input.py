@@ -223,7 +223,7 @@ def poison(monkeypatch):
     return steps
 
 
-def short():
+def short(**optimizer):
     """Four optimizer steps in each of two iterations."""
     grpo = {"groups_per_step": 1, "filter": "none", "groups": 4, "group_size": 2}
     loop = {"iterations": 2, "eval_interval": 0}
@@ -231,6 +231,7 @@ def short():
         "warm_start": {"steps": 1, "validation_episodes": 2},
         "grpo": grpo,
         "loop": loop,
+        "optimizer": optimizer,
         "evaluation": {"prompts": 2, "blank_images": False},
     }
 
