@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline.config.grpo import ExportPipelineOptions, SourceOptions
 from geo_sokoban_pipeline.trajectories import exports
-from geo_sokoban_pipeline.trajectories.exports import NothingSelectedError, Selection, write_export
+from geo_sokoban_pipeline.trajectories.exports import NothingSelectedError, write_export
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 
@@ -29,7 +30,8 @@ def stored(folder: Path, *iterations: list[Trajectory]) -> list[Path]:
 
 def exported(folder: Path, files: list[Path], **conditions: Any) -> dict[str, list[dict[str, Any]]]:
     folder.mkdir()
-    write_export(files, folder, TABLES, Selection(**conditions), {"run": "train_sokoban/default"})
+    options = ExportPipelineOptions(source=SourceOptions(run="train_sokoban"), **conditions)
+    write_export(files, folder, options, {"run": "train_sokoban/default"})
     return {path.parent.name: pq.read_table(path).to_pylist() for path in folder.glob("*/train-*.parquet")}
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline.config.grpo import ScorePipelineOptions, SourceOptions
 from geo_sokoban_pipeline.datasets import EpisodesDataset, TrajectoriesDataset
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.tasks import task_or_plain
@@ -23,7 +24,6 @@ from geo_sokoban_pipeline.trajectories import index
 from geo_sokoban_pipeline.trajectories.index import (
     INDEX_SCHEMA,
     NEEDED,
-    EpisodeConditions,
     NoEpisodesError,
     Place,
     StoredEpisode,
@@ -386,9 +386,9 @@ def made_index() -> Any:
 def test_episodes_are_found_by_all_conditions(conditions: dict[str, Any], expected: list[str] | None) -> None:
     if expected is None:
         with pytest.raises(NoEpisodesError, match=r"none of the 12 stored episodes .* Widen them"):
-            find_episodes(made_index(), EpisodeConditions(**conditions))
+            find_episodes(made_index(), ScorePipelineOptions(source=SourceOptions(run="train_sokoban"), **conditions))
         return
-    found = find_episodes(made_index(), EpisodeConditions(**conditions))
+    found = find_episodes(made_index(), ScorePipelineOptions(source=SourceOptions(run="train_sokoban"), **conditions))
     assert found["trajectory_id"].to_pylist() == expected
 
 
@@ -406,7 +406,7 @@ def test_episodes_are_found_by_all_conditions(conditions: dict[str, Any], expect
 )
 def test_conditions_that_choose_nothing_are_named(conditions: dict[str, Any], message: str) -> None:
     with pytest.raises(NoEpisodesError, match=message):
-        find_episodes(made_index(), EpisodeConditions(**conditions))
+        find_episodes(made_index(), ScorePipelineOptions(source=SourceOptions(run="train_sokoban"), **conditions))
 
 
 # Files that were changed after they had been written

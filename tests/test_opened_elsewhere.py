@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline.config.grpo import ExportPipelineOptions, SourceOptions
 from geo_sokoban_pipeline.datasets.iterations import TrajectoriesDataset
 from geo_sokoban_pipeline.runs.storage import Thin
-from geo_sokoban_pipeline.trajectories.exports import Selection, write_export
+from geo_sokoban_pipeline.trajectories.exports import write_export
 from geo_sokoban_pipeline.trajectories.index import trajectory_files
 from geo_sokoban_pipeline.trajectories.parquet import name_parts
 
@@ -66,7 +67,8 @@ def test_others_open_all_of_it(tmp_path: Path, thinned: bool) -> None:
     export = root / "export"
     export.mkdir()
     files = trajectory_files(root / "trajectories")
-    counts = write_export(files, export, ("tokens", "chat", "pairs"), Selection(solved=False), {})
+    options = ExportPipelineOptions(source=SourceOptions(run="train_sokoban"), solved=False)
+    counts = write_export(files, export, options, {})
     assert counts.rows == {"tokens": 16, "chat": 16, "pairs": 4}
     if thinned:
         dataset.save(Thin(0, 0, tokens=False, episodes=1, images="file"))

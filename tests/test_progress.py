@@ -11,11 +11,12 @@ import pytest
 
 from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline import console
+from geo_sokoban_pipeline.config.grpo import ExportPipelineOptions, SourceOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.console import quieten_libraries
 from geo_sokoban_pipeline.evaluation.audit import audit_stored_files
 from geo_sokoban_pipeline.pipelines.train.nodes import prepare_policy
-from geo_sokoban_pipeline.trajectories.exports import Selection, write_export
+from geo_sokoban_pipeline.trajectories.exports import write_export
 from geo_sokoban_pipeline.trajectories.inspect_log import write_logs
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
@@ -77,7 +78,8 @@ def audit(folder):
 
 
 def export(folder):
-    write_export(sorted(folder.glob("iter=*/*.parquet")), folder / "export", ("chat",), Selection(solved=False), {})
+    options = ExportPipelineOptions(source=SourceOptions(run="train_sokoban"), tables=("chat",), solved=False)
+    write_export(sorted(folder.glob("iter=*/*.parquet")), folder / "export", options, {})
 
 
 def write_inspect_logs(folder):

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from geo_sokoban_pipeline.config.grpo import ExportPipelineOptions
 from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import features_of
@@ -27,6 +28,7 @@ from geo_sokoban_pipeline.trajectories.schema import features_of
 IGNORED = -100  # label of a token that no loss looks at, as in torch's cross entropy and in transformers
 ROW_GROUP_BYTES = 64 << 20  # the hub's viewer refuses row groups of 100 MB and more
 _LEAST_GAP = 1e-6  # of the two rewards of a preference pair
+_CHOSEN = {"first_iteration", "last_iteration", "solved", "min_reward", "best_of_group"}  # options of the episodes
 _IMAGE = "<image>"
 _MARKED = re.compile(f"({re.escape(_IMAGE)})")
 
@@ -85,29 +87,6 @@ class NothingSelectedError(ValueError):
     """No stored episode fulfils the conditions of an export."""
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which episodes an export takes.
-
-    Attributes:
-        first_iteration, last_iteration: both included; last_iteration None: up to the newest.
-        solved: only episodes that reached their goal.
-        min_reward: least reward; None: any.
-        best_of_group: only the best episode of each group, the first one where several are equal.
-    """
-
-    first_iteration: int = 0
-    last_iteration: int | None = None
-    solved: bool = True
-    min_reward: float | None = None
-    best_of_group: bool = False
-
-    def includes(self, iteration: int) -> bool:
-        """Whether an iteration is among the chosen ones."""
-        last = math.inf if self.last_iteration is None else self.last_iteration
-        return self.first_iteration <= iteration <= last
-
-
 @dataclass
 class ExportCounts:
     """Counts of an export, read and written, for its card.
@@ -124,7 +103,7 @@ class ExportCounts:
 
 
 def write_export(
-    files: Sequence[Path], folder: Path, tables: Sequence[str], selection: Selection, about: Mapping[str, Any]
+    files: Sequence[Path], folder: Path, options: ExportPipelineOptions, about: Mapping[str, Any]
 ) -> ExportCounts:
     """Write the chosen tables, and a card that says what they hold, into an empty folder.
 
@@ -132,23 +111,23 @@ def write_export(
 
     Args:
         files: stored episodes.
-        tables: names out of `TABLES`.
+        options: the tables, and which episodes they hold.
         about: what the card says of the source, by name.
 
     Raises:
         NothingSelectedError: not one row is left.
     """
     counts = ExportCounts()
-    writers = {name: _Writer(folder / name / "train-00000-of-00001.parquet", TABLES[name]) for name in tables}
+    writers = {name: _Writer(folder / name / "train-00000-of-00001.parquet", TABLES[name]) for name in options.tables}
     try:
         with track("export episodes, files", len(files), keep=False) as progress:
             for file in files:
-                episodes = _read_episodes(file, selection, counts)
-                chosen = choose_episodes(episodes, selection)
+                episodes = _read_episodes(file, options, counts)
+                chosen = choose_episodes(episodes, options)
                 made = {
                     "tokens": map(token_row, chosen),
                     "chat": map(chat_row, chosen),
-                    "pairs": pair_rows(episodes, selection),
+                    "pairs": pair_rows(episodes),
                 }
                 for name, writer in writers.items():
                     counts.rows[name] += writer.write(made[name])
@@ -158,22 +137,22 @@ def write_export(
             writer.close()
     if not any(counts.rows.values()):
         raise NothingSelectedError(
-            f"none of {counts.read} stored episodes is chosen by {json.dumps(asdict(selection))}: widen the "
-            "conditions, such as solved=false, or name other iterations."
+            f"none of {counts.read} stored episodes is chosen by {json.dumps(options.model_dump(include=_CHOSEN))}: "
+            "widen the conditions, such as solved=false, or name other iterations."
         )
-    (folder / "README.md").write_text(write_card(tables, counts, selection, about), encoding="utf-8")
+    (folder / "README.md").write_text(write_card(options, counts, about), encoding="utf-8")
     return counts
 
 
-def choose_episodes(episodes: Sequence[dict[str, Any]], selection: Selection) -> list[dict[str, Any]]:
+def choose_episodes(episodes: Sequence[dict[str, Any]], options: ExportPipelineOptions) -> list[dict[str, Any]]:
     """Episodes for supervised training, in their stored order."""
     kept = [
         episode
         for episode in episodes
-        if (not selection.solved or episode["success"])
-        and (selection.min_reward is None or episode["reward"] >= selection.min_reward)
+        if (not options.solved or episode["success"])
+        and (options.min_reward is None or episode["reward"] >= options.min_reward)
     ]
-    if not selection.best_of_group:
+    if not options.best_of_group:
         return kept
     best: dict[Any, dict[str, Any]] = {}
     for episode in kept:
@@ -205,7 +184,7 @@ def chat_row(episode: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def pair_rows(episodes: Sequence[dict[str, Any]], selection: Selection) -> Iterator[dict[str, Any]]:
+def pair_rows(episodes: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Rows of `pairs`: of each group the best and the worst completed episode, where their rewards differ enough.
 
     `prompt` is what both saw before their first own word; `chosen` and `rejected` are the rest, later observations
@@ -237,11 +216,11 @@ def pair_rows(episodes: Sequence[dict[str, Any]], selection: Selection) -> Itera
         }
 
 
-def write_card(tables: Sequence[str], counts: ExportCounts, selection: Selection, about: Mapping[str, Any]) -> str:
+def write_card(options: ExportPipelineOptions, counts: ExportCounts, about: Mapping[str, Any]) -> str:
     """The folder's README: the hub's configuration block, then what the rows are and where they come from."""
     configs = "".join(
         f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train-*.parquet\n"
-        for name in tables
+        for name in options.tables
         if counts.rows[name]
     )
     meanings = {
@@ -250,7 +229,7 @@ def write_card(tables: Sequence[str], counts: ExportCounts, selection: Selection
         "chat": "the same episodes as messages with their images, for a trainer that applies its own chat template.",
         "pairs": "best and worst sample of a group: `prompt`, `chosen`, `rejected`, with the images of each.",
     }
-    lines = [f"| `{name}` | {counts.rows[name]:,} | {meanings[name]} |" for name in tables]
+    lines = [f"| `{name}` | {counts.rows[name]:,} | {meanings[name]} |" for name in options.tables]
     source = "\n".join(f"- {name}: {value}" for name, value in about.items())
     return (
         f"---\nconfigs:\n{configs}---\n\n"
@@ -260,13 +239,21 @@ def write_card(tables: Sequence[str], counts: ExportCounts, selection: Selection
         "| table | rows | content |\n|---|---:|---|\n" + "\n".join(lines) + "\n\n"
         "## Source\n\n"
         f"{source}\n- episodes read: {counts.read:,}; without reward, left out: {counts.without_reward:,}\n"
-        f"- chosen: {json.dumps(asdict(selection))}\n"
+        f"- chosen: {json.dumps(options.model_dump(include=_CHOSEN))}\n"
     )
 
 
-def _read_episodes(file: Path, selection: Selection, counts: ExportCounts) -> list[dict[str, Any]]:
+def is_included(options: ExportPipelineOptions, iteration: int) -> bool:
+    """Whether an iteration is among the chosen ones."""
+    last = options.last_iteration
+    return options.first_iteration <= iteration and (last is None or iteration <= last)
+
+
+def _read_episodes(file: Path, options: ExportPipelineOptions, counts: ExportCounts) -> list[dict[str, Any]]:
     table = read_trajectories(file, _COLUMNS)
-    inside = table.filter(pa.array(map(selection.includes, table["iteration"].to_pylist()), pa.bool_()))
+    inside = table.filter(
+        pa.array([is_included(options, number) for number in table["iteration"].to_pylist()], pa.bool_())
+    )
     graded = inside.filter(inside.column("reward").is_valid())
     counts.read += inside.num_rows
     counts.without_reward += inside.num_rows - graded.num_rows

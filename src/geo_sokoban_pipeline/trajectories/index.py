@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from geo_sokoban_pipeline.config.grpo import ScorePipelineOptions
 from geo_sokoban_pipeline.runs.storage import write_atomic
 from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS, Ragged, find_responses, flags, list_lengths, one_array
 from geo_sokoban_pipeline.trajectories.parquet import TornFileError, read_trajectories
@@ -395,54 +396,37 @@ class NoEpisodesError(ValueError):
     """No episode of the index fulfils the conditions; the message has the way out."""
 
 
-@dataclass(frozen=True)
-class EpisodeConditions:
-    """Which episodes of a run are meant.
-
-    Attributes:
-        split: as in the index; of no matter where ids are given.
-        ids: trajectory ids; empty: any.
-        first_iteration, last_iteration: both included; last_iteration None: up to the newest.
-        filter: (column, sign, value), which all must hold, with the signs of `pandas.read_parquet`.
-        tags: of which an episode has one; empty: with or without.
-    """
-
-    split: str = "train"
-    ids: Sequence[str] = ()
-    first_iteration: int = 0
-    last_iteration: int | None = None
-    filter: Sequence[tuple[str, str, Any]] = ()
-    tags: Sequence[str] = ()
+_CONDITIONS = {"split", "ids", "first_iteration", "last_iteration", "filter", "tags"}
 
 
-def find_episodes(index: pa.Table, conditions: EpisodeConditions) -> pa.Table:
+def find_episodes(index: pa.Table, options: ScorePipelineOptions) -> pa.Table:
     """Rows of the index whose episodes fulfil the conditions and have a sampled token, in their order.
 
     Raises:
         NoEpisodesError: there is none, an id is unknown, or a condition cannot be understood.
     """
     index = index.combine_chunks()
-    unknown = sorted(set(conditions.ids) - set(index["trajectory_id"].to_pylist()))
+    unknown = sorted(set(options.ids) - set(index["trajectory_id"].to_pylist()))
     if unknown:
         raise NoEpisodesError(f"ids: there is no episode {unknown[0]!r} in this run; the index lists all of them.")
     kept = pc.greater(index["response_tokens"], 0)
-    kept = pc.and_(kept, pc.greater_equal(index["iteration"], conditions.first_iteration))
-    if conditions.last_iteration is not None:
-        kept = pc.and_(kept, pc.less_equal(index["iteration"], conditions.last_iteration))
-    if conditions.ids:
-        kept = pc.and_(kept, pc.is_in(index["trajectory_id"], pa.array(conditions.ids, pa.string())))
+    kept = pc.and_(kept, pc.greater_equal(index["iteration"], options.first_iteration))
+    if options.last_iteration is not None:
+        kept = pc.and_(kept, pc.less_equal(index["iteration"], options.last_iteration))
+    if options.ids:
+        kept = pc.and_(kept, pc.is_in(index["trajectory_id"], pa.array(options.ids, pa.string())))
     else:
-        kept = pc.and_(kept, pc.equal(index["split"], conditions.split))
+        kept = pc.and_(kept, pc.equal(index["split"], options.split))
     found = index.filter(kept)
-    if conditions.tags:
-        wanted = set(conditions.tags)
+    if options.tags:
+        wanted = set(options.tags)
         found = found.filter(pa.array([not wanted.isdisjoint(tags) for tags in found["tags"].to_pylist()], pa.bool_()))
-    if conditions.filter:
-        found = found.filter(_read_filter(conditions.filter))
+    if options.filter:
+        found = found.filter(_read_filter(options.filter))
     if not found.num_rows:
         raise NoEpisodesError(
             f"none of the {index.num_rows} stored episodes has a sampled token and fulfils the conditions: "
-            f"{conditions}. Widen them."
+            f"{options.model_dump(include=_CONDITIONS)}. Widen them."
         )
     return found
 

@@ -248,25 +248,23 @@ def export_episodes(
     stored: Callable[[], list[Path]], options: ExportPipelineOptions
 ) -> Callable[[Path], dict[str, Any]]:
     """A writer of the chosen episodes as tables and a card; it runs when the export is saved."""
-    from geo_sokoban_pipeline.trajectories.exports import Selection, write_export
+    from geo_sokoban_pipeline.trajectories.exports import is_included, write_export
     from geo_sokoban_pipeline.trajectories.index import SPLITS, trajectory_files
     from geo_sokoban_pipeline.trajectories.inspect_log import FOLDER, write_logs
 
     if options.push is not None:
         _explain_upload(partial(check_upload, options.push))
     source = options.source
-    beside = {"source", "tables", "inspect", "push", "push_private"}
-    selection = Selection(**options.model_dump(exclude=beside))
     name = f"{source.run}/{source.run_id}"
     about = {"run": name, **read_versions()}
     files = stored()
     outputs = files[0].parents[2]
-    inside = [file for file in files if selection.includes(iteration_of(file.parent.name) or 0)]
+    inside = [file for file in files if is_included(options, iteration_of(file.parent.name) or 0)]
     whole(inside, "the table tokens", tokens="tokens" in options.tables)
     whole(inside, "the table pairs", groups="pairs" in options.tables)
 
     def write(folder: Path) -> dict[str, Any]:
-        counts = write_export(files, folder, options.tables, selection, about)
+        counts = write_export(files, folder, options, about)
         for table in options.tables:
             logger.info("%s: %d rows from %d episodes", table, counts.rows[table], counts.read)
         logs: dict[str, int] = {}
@@ -348,16 +346,12 @@ def score_stored(
     from geo_sokoban_pipeline.tasks import task_of, task_or_plain
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.token_scoring import ScoringRequest, map_occlusion, score_tokens
-    from geo_sokoban_pipeline.trajectories.index import EpisodeConditions, find_episodes, read_index
+    from geo_sokoban_pipeline.trajectories.index import find_episodes, read_index
     from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
     source, folder = options.source, outputs()
-    index = read_index(folder, task_or_plain)
-    conditions = EpisodeConditions(
-        options.split, options.ids, options.first_iteration, options.last_iteration, options.filter, options.tags
-    )
-    found = find_episodes(index, conditions)
+    found = find_episodes(read_index(folder, task_or_plain), options)
     limit = found.num_rows if options.limit is None else options.limit
     chosen = found.take(spread(found.num_rows, limit)).select(["trajectory_id", "partition", "row"]).to_pylist()
     mapped = {chosen[place]["trajectory_id"] for place in spread(len(chosen), options.occlusion)}
