@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_config, fetch_policy
+from geo_sokoban_pipeline.runs.fingerprint import without_former
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, find_holder
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, check_model_type, check_policy_files, open_policy
 from geo_sokoban_pipeline.runs.provenance import COMMANDS_FILE, read_commands
@@ -434,7 +435,7 @@ class RunStore:
         """Settings of a run's newest checkpoint: its fingerprint, flat, and its layout."""
         stored = self._checkpoints(source)
         manifest = (read_manifest(stored[max(stored)], verify=False) if stored else None) or {}
-        return {**manifest.get("fingerprint", {}), **manifest.get("layout", {})}
+        return {**without_former(manifest.get("fingerprint", {})), **manifest.get("layout", {})}
 
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
         """Stored rows of metrics, by iteration; `[]` where there are none."""
