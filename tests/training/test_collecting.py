@@ -12,6 +12,7 @@ import pytest
 
 from builders import make_trajectories
 from coins import rows_of
+from geo_sokoban_pipeline.config.grpo import PromptOptions
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.training.collecting import Collector, describe_rollout
@@ -70,6 +71,9 @@ def test_what_no_episode_can_tell_is_none() -> None:
     metrics = describe_rollout([], 0.0)
     assert metrics["rollout/episodes"] == metrics["perf/tokens_per_second"] == 0.0
     assert {metrics[f"rollout/{name}"] for name in ("raw_reward", "success_rate", "rollout_log_probs")} == {None}
+
+
+SHUFFLED = [1] * 40, PromptOptions(order="shuffle"), 42
 
 
 @dataclass
@@ -138,12 +142,12 @@ def test_groups_are_drawn_until_enough_carry_a_signal(
         played.extend(requests)
         return roll_out(requests, says)
 
-    sampler = CountingSampler([1] * 40)
+    sampler = CountingSampler(*SHUFFLED)
     collector = collector_of(train_options, play, max_refill=refill)
     episodes, metrics = collector.collect(7, sampler)
     assert sampler.asked == [(7, attempt, count) for attempt, count in enumerate(counts)]
     # Prompts in the order of the sampler, groups and ids numbered through, whatever call has played them.
-    order = PromptSampler([1] * 40).draw(7, len(says))
+    order = PromptSampler(*SHUFFLED).draw(7, len(says))
     names = [(group, sample) for group in range(len(says)) for sample in range(2)]
     assert [(request.group_index, request.sample_index) for request in played] == names
     assert [request.prompt["id"] for request in played] == [f"row{order[group]}" for group, _ in names]
@@ -168,7 +172,7 @@ def test_refilled_groups_are_enough_once_the_missing_ones_are_there(train_option
         answers.append([enough(episodes[:count]) for count in range(2, len(episodes) + 1, 2)])
         return episodes
 
-    sampler = CountingSampler([1] * 40)
+    sampler = CountingSampler(*SHUFFLED)
     collector_of(train_options, play, over_sampling=1.2, max_refill=2.0).collect(0, sampler)
     assert sampler.asked == [(0, 0, 4), (0, 1, 1), (0, 2, 1)]
     assert answers == [[False] * 4, [False], [True]]
@@ -197,9 +201,9 @@ def test_solve_rates_are_of_whole_groups(train_options: TrainOptions) -> None:
 
     changes = {"over_sampling": 2.0, "max_refill": 1.0, "partial": True, "mixed_versions": "mask"}
     collector = collector_of(train_options, play, **changes)
-    _, metrics = collector.collect(0, WatchedSampler([1] * 40))
+    _, metrics = collector.collect(0, WatchedSampler(*SHUFFLED))
     assert metrics["rollout/success_rate"] == 1.0
-    assert observed == [(PromptSampler([1] * 40).draw(0, 6)[:4], [1.0] * 4)]
+    assert observed == [(PromptSampler(*SHUFFLED).draw(0, 6)[:4], [1.0] * 4)]
 
 
 def test_aborted_groups_come_first_and_new_prompts_fill_up(train_options: TrainOptions) -> None:
@@ -214,10 +218,10 @@ def test_aborted_groups_come_first_and_new_prompts_fill_up(train_options: TrainO
         assert enough(episodes) and not enough(episodes[:4])
         return episodes
 
-    sampler = CountingSampler([1] * 40)
+    sampler = CountingSampler(*SHUFFLED)
     collector = collector_of(train_options, play, over_sampling=2.0, partial=True, mixed_versions="mask")
     first, _ = collector.collect(0, sampler)
-    assert [group.prompt for group in collector.partial.groups] == PromptSampler([1] * 40).draw(0, 6)[4:]
+    assert [group.prompt for group in collector.partial.groups] == PromptSampler(*SHUFFLED).draw(0, 6)[4:]
     assert [episode.drop_reason for episode in first[::2]] == [None] * 3 + ["surplus"] + ["aborted"] * 2
     collector.collect(1, sampler)
     assert sampler.asked == [(0, 0, 6), (1, 0, 4)]
