@@ -20,6 +20,7 @@ from kedro.framework.cli.utils import find_run_command
 from kedro.framework.session import KedroSession
 
 from forked import ForkedCommand
+from geo_sokoban_pipeline.hooks.command_line import prepare_params
 from geo_sokoban_pipeline.runs.storage import file_digest, read_json
 from geo_sokoban_pipeline.trajectories.index import FOLDER
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
@@ -52,8 +53,10 @@ class Project:
 
     def command(self, *words: str) -> Result:
         """`kedro run words`, with its exit code and what it says."""
+        typed = [f"--env={self.conf_env}", *words]
         with self._environment():
-            return CliRunner().invoke(find_run_command(PACKAGE), [f"--env={self.conf_env}", *words])
+            prepare_params(typed)
+            return CliRunner().invoke(find_run_command(PACKAGE), typed)
 
     def succeed(self, *words: str) -> None:
         """A command that must succeed."""

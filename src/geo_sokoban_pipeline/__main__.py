@@ -30,7 +30,7 @@ def main(*args: Any, **kwargs: Any) -> Any:
     from kedro.framework.cli.utils import find_run_command
     from kedro.framework.project import configure_project, settings
 
-    from geo_sokoban_pipeline.hooks.command_line import PACKAGE, CommandLineHooks, prepare_words, protect_params
+    from geo_sokoban_pipeline.hooks.command_line import PACKAGE, CommandLineHooks, prepare_params, prepare_words
     from geo_sokoban_pipeline.runs.provenance import option_values
 
     configure_project(PACKAGE)
@@ -39,7 +39,7 @@ def main(*args: Any, **kwargs: Any) -> Any:
     if any(option_values(words, "--config", "-c")):
         kwargs["prog_name"] = "run"  # Kedro reads the section of the file that has the name of the program
     if not kwargs["standalone_mode"]:
-        protect_params(words)
+        prepare_params(words)
         return find_run_command(PACKAGE)(words, **kwargs)
     prepare_words(words)
     hooks: CommandLineHooks = next(hook for hook in settings.HOOKS if isinstance(hook, CommandLineHooks))

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline.datasets import JsonFileDataset
 from geo_sokoban_pipeline.datasets.tables import FrameDataset, RowStreamDataset
 from geo_sokoban_pipeline.runs.row_stream import RowStream
 
@@ -118,18 +117,3 @@ def test_a_file_system_without_links_does(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     table(tmp_path).save(pd.DataFrame(ROWS))
     assert table(tmp_path).load().to_dict("records") == ROWS
-
-
-@pytest.mark.parametrize("form", ["table", "json"])
-def test_an_entry_can_be_pointed_at_other_data(tmp_path, form):
-    def entry(data_id):
-        path = tmp_path / data_id / "report.json"
-        return table(tmp_path, data_id) if form == "table" else JsonFileDataset(str(path))
-
-    entry("two").save(pd.DataFrame(ROWS) if form == "table" else {"a": 1})
-    moved = entry("one")
-    assert not moved.exists()
-    moved.use_data("two")
-    assert moved.exists()
-    loaded = moved.load()
-    assert (loaded.to_dict("records") if form == "table" else loaded) == (ROWS if form == "table" else {"a": 1})

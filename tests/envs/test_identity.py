@@ -130,17 +130,6 @@ def test_the_options_of_an_identity_are_those_that_were_given(task, source, tmp_
 
 
 @pytest.mark.parametrize("task", sorted(FIELDS))
-def test_evaluation_alone_takes_all_rows_unless_the_command_says_otherwise(task):
-    options = MODELS[task].model_validate({"source": "file", "file": {"path": "a.txt"}, "counts": COUNTS, "seed": 3})
-    whole = options.for_evaluation({"source": "file"})
-    assert whole.shares.model_dump() == {"train": 0, "validation": 0, "eval": 1}
-    assert (set(whole.counts.model_dump().values()), whole.seed, whole.file) == ({None}, 3, options.file)
-    assert options.for_evaluation({"shares": {}}) == options
-    counted = options.for_evaluation({"counts": {"eval": 9}})
-    assert (counted.shares, counted.counts) == (whole.shares, options.counts)
-
-
-@pytest.mark.parametrize("task", sorted(FIELDS))
 def test_every_field_is_in_the_table(task):
     """A new field is in the identity by itself; whether that is right is said here."""
     assert set(parameter_names(MODELS[task])) == {"source", *FIELDS[task]}

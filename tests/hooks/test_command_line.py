@@ -20,7 +20,7 @@ from kedro.framework.cli.utils import _split_params
 from geo_sokoban_pipeline.__main__ import main as own_command
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, explain, protect_words, read_lists
+from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, explain, prepare_params, protect_words, read_lists
 from geo_sokoban_pipeline.hooks.parameters import check_parameters
 from runs import ROOT
 
@@ -172,6 +172,37 @@ def test_lists_as_typed(type_command, tmp_path):
 def test_lists_reach_the_parameters(text, read):
     given = _split_params(click.Context(click.Command("run")), None, protect_words(text))
     assert read_lists(given) == read
+
+
+ALL_ROWS = ["shares.train=0", "shares.validation=0", "shares.eval=1"]
+NO_COUNTS = ["counts.train=null", "counts.validation=null", "counts.eval=null"]
+
+
+@pytest.mark.parametrize("task", ["sokoban", "geo3k", "geo3k_multi_turn"])
+@pytest.mark.parametrize(
+    ("pipelines", "given", "added"),
+    [
+        (["--pipelines=data_{0},evaluate_{0}"], ["source=file", "file.path=a.txt"], ALL_ROWS + NO_COUNTS),
+        (["--pipeline", "evaluate_{0}"], ["hub.dataset=a/b"], ALL_ROWS + NO_COUNTS),
+        (["--pipelines", "evaluate_{0},browse_other"], ["source=hub", "counts.eval=9"], ALL_ROWS),
+        (["-p", "evaluate_{0}"], ["source=file", "file.path=a.txt", "shares.eval=0.5"], []),
+        (["-p", "evaluate_{0}"], ["source=generate", "file.path=a.txt"], []),
+        (["-p", "evaluate_{0}"], ["seed=3"], []),
+        (["--pipelines=train_{0},evaluate_{0}"], ["source=file", "file.path=a.txt"], []),
+        ([], ["source=file", "file.path=a.txt"], []),
+    ],
+)
+def test_evaluation_alone_takes_all_rows_unless_the_command_says_otherwise(task, pipelines, given, added):
+    words = [
+        "run",
+        *(word.format(task) for word in pipelines),
+        f"--params={','.join(f'{task}.{one}' for one in given)}",
+    ]
+    wanted = _split_params(
+        click.Context(click.Command("run")), None, ",".join(f"{task}.{one}" for one in given + added)
+    )
+    prepare_params(words)
+    assert _split_params(click.Context(click.Command("run")), None, words[-1].removeprefix("--params=")) == wanted
 
 
 WORDS = [

@@ -8,15 +8,10 @@ from pathlib import Path
 
 import click
 import pytest
-from kedro.io import DataCatalog, MemoryDataset
-from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.config import ParameterError
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.datasets.files import JsonFileDataset
-from geo_sokoban_pipeline.envs.data_identity import DataIdentity
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
-from geo_sokoban_pipeline.hooks.parameters import CommandData, use_data
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 from geo_sokoban_pipeline.tasks import TASKS
 
@@ -80,29 +75,6 @@ def test_sections_of_the_files_name_their_task_and_their_run(given, run_id):
 def test_a_training_section_of_another_task_is_refused(project):
     with pytest.raises(ParameterError, match=r'train_sokoban\.task="geo3k": input should be .sokoban.'):
         project.run("train_sokoban", params={"train_sokoban": {"task": "geo3k"}})
-
-
-@pytest.mark.parametrize("boxes", [1, 2])
-def test_nodes_read_the_data_of_the_run_and_make_them_again(tmp_path, boxes):
-    """A run with other data than the settings describe; the data of other tasks stay those of the settings."""
-    current, other = (DataIdentity("sokoban", f"boxes-{count}", {}, {"boxes": count}) for count in (1, boxes))
-    geometry = DataIdentity("geo3k", "all", {}, {"count": 3})
-    options = {f"params:{one.task}": MemoryDataset(one.options) for one in (current, geometry)}
-    files = {
-        f"{one.task}.report": JsonFileDataset(str(tmp_path / one.task / one.id / "report.json"))
-        for one in (current, geometry)
-    }
-    catalog = DataCatalog({**options, **files})
-    for one in (other, geometry):
-        (tmp_path / one.task / one.id).mkdir(parents=True)
-        (tmp_path / one.task / one.id / "report.json").write_text(f'"{one.id}"')
-    nodes = [
-        Node(lambda *_: None, [f"params:{task}", f"{task}.report"], task, name=task) for task in ("sokoban", "geo3k")
-    ]
-    planned = {"sokoban": CommandData(other, current, ()), "geo3k": CommandData(geometry, geometry, ())}
-    use_data(planned, catalog, Pipeline(nodes))
-    assert [catalog.load(f"params:{one.task}") for one in (other, geometry)] == [other.options, geometry.options]
-    assert [catalog.load(f"{one.task}.report") for one in (other, geometry)] == [other.id, geometry.id]
 
 
 def test_refusal_is_a_plain_message_on_the_command_line_only():

@@ -77,15 +77,19 @@ def test_evaluation_after_other_data_were_made_gives_the_numbers_of_the_report(o
 
 
 def test_settings_that_changed_in_a_file_do_not_reach_a_stored_run(other_data, tmp_path, caplog):
-    """A rollout makes the data of its run again, not those of the settings, and plays them."""
+    """The refusal has the parameters of the run; with them a rollout makes the data of its run again and plays them."""
     conf = tmp_path / "conf"
     subprocess.run(["cp", "-r", str(ROOT / "conf"), str(conf)], check=True)
     (conf / "test" / "parameters" / "sokoban.yml").write_text(
         "sokoban: {boxes: 2, max_solution: 4, counts: {train: 64, validation: 16, eval: 32}}"
     )
-    few = "train_sokoban.grpo.groups=2"
+    words = ("--pipelines=rollout_sokoban", f"--conf-source={conf}")
+    line = error_of(other_data, *words)
+    assert f"was made with the data {data_id(other_data)}, but the parameters describe 6x6-2box-generate-" in line
+    (given,) = re.findall("give --params (.*?)[.] To try", line)
+    assert given == "sokoban.boxes=1"
     with caplog.at_level("INFO"):
-        done = other_data.command("--pipelines=rollout_sokoban", f"--conf-source={conf}", f"--params={few}")
+        done = other_data.command(*words, f"--params={given},train_sokoban.grpo.groups=2")
     assert done.exit_code == 0, done.output
     assert f"data {data_id(other_data)}" in caplog.text
     assert data_id(other_data, "rollout_sokoban") == data_id(other_data)
@@ -96,7 +100,8 @@ def test_settings_that_changed_in_a_file_do_not_reach_a_stored_run(other_data, t
 def test_parameters_that_describe_other_data_than_the_run_has_are_refused(other_data, pipeline):
     line = error_of(other_data, f"--pipelines={pipeline}_sokoban", "--params=sokoban.boxes=2")
     assert f"{pipeline}_sokoban: train_sokoban/default was made with the data {data_id(other_data)}, but" in line
-    assert re.search(r"describes 6x6-2box-generate-\w{8}\. Leave sokoban\.… out", line)
+    wanted = r"the parameters describe 6x6-2box-generate-\w{8}\. To work on .* give --params sokoban\.boxes=1\. To try"
+    assert re.search(wanted, line)
 
 
 def test_the_same_parameters_again_are_no_others(other_data):
@@ -165,9 +170,10 @@ def test_data_that_were_deleted_are_made_again_by_the_command_of_the_message(clo
     line = error_of(clone, "--pipelines=evaluate_sokoban")
     assert f"there are no such tables of the data {gone.name}" in line
     assert f"`GEO_SOKOBAN_DATA_ROOT={clone.root} kedro run --pipelines=data_sokoban --env=test`" in line
-    # With other settings in force, the message names a file with those of the run.
-    source = "evaluate_sokoban.source.run_id=default,run_id=again"
-    line = error_of(clone, "--env=slime_exact", "--pipelines=evaluate_sokoban", f"--params={source}")
+    # With other settings in force, the run's are given by the command, and the message names a file that has them.
+    words, source = ("--env=slime_exact", "--pipelines=evaluate_sokoban"), "evaluate_sokoban.source.run_id=default"
+    (given,) = re.findall("give --params (.*?)[.] To try", error_of(clone, *words, f"--params={source}"))
+    line = error_of(clone, *words, f"--params={source},run_id=again,{shlex.split(given)[0]}")
     found = re.search(r" kedro run (--config=\S+) --env=slime_exact`", line)
     assert found is not None
     assert clone.command(found[1]).exit_code == 0

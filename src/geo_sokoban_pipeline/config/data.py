@@ -5,7 +5,7 @@ cost, and which settings make them what they are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -53,19 +53,6 @@ class DataOptions(StrictModel):
     UNUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     source: str = "generate"
-
-    def for_evaluation(self, given: Mapping[str, Any]) -> Self:
-        """The same rows, all of those without a published split in evaluation.
-
-        Args:
-            given: options that the command names; with `shares` among them nothing changes, and its `counts` stay.
-        """
-        if "shares" in given or "shares" not in type(self).model_fields:
-            return self
-        whole: dict[str, Any] = {"shares": {"train": 0, "validation": 0, "eval": 1}}
-        if "counts" not in given:
-            whole["counts"] = {"train": None, "validation": None, "eval": None}
-        return self.model_validate({**self.model_dump(), **whole})
 
     @property
     def label(self) -> str:

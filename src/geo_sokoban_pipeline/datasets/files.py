@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from kedro.io import AbstractDataset, DatasetError
 from kedro.utils import load_obj
 
-from geo_sokoban_pipeline.datasets.tables import under_id
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, open_policy, write_policy
 from geo_sokoban_pipeline.runs.provenance import suggest_command
@@ -45,10 +44,6 @@ class JsonFileDataset(AbstractDataset[Any, Any]):
     def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
         self._path = Path(path)
         self.metadata = metadata
-
-    def use_data(self, data_id: str) -> None:
-        """From now on the file of the same name under another data id."""
-        self._path = under_id(self._path, data_id)
 
     def load(self) -> Any:
         """The stored value.

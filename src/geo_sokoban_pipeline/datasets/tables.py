@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from kedro_datasets._typing import HTMLPreview, TablePreview
 
 
-def under_id(path: Path, data_id: str) -> Path:
-    """The file of the same name in the folder of another data id."""
-    return path.parent.parent / data_id / path.name
-
-
 def save_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], bool | None]) -> None:
     """Write a file of an id as `storage.write_once` does.
 
@@ -72,10 +67,6 @@ class FrameDataset(AbstractDataset[Any, Any]):
         self._schema = schema
         self._once = once
         self.metadata = metadata
-
-    def use_data(self, data_id: str) -> None:
-        """From now on the table of the same name under another id."""
-        self._path = under_id(self._path, data_id)
 
     def load(self) -> pd.DataFrame:
         """The frame.

@@ -18,7 +18,7 @@ import sysconfig
 import threading
 import traceback
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -34,8 +34,9 @@ from omegaconf import OmegaConf
 
 from geo_sokoban_pipeline.config.base import ParameterError, allowed_types
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.envs.splits import SPLITS
 from geo_sokoban_pipeline.runs.provenance import option_values
-from geo_sokoban_pipeline.tasks import TaskError, check_registry
+from geo_sokoban_pipeline.tasks import TASKS, TaskError, check_registry, task_of
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -93,7 +94,7 @@ class CommandLineHooks:
         if command_args[:1] == ["run"]:
             prepare_words(command_args)
         else:
-            protect_params(command_args)  # kedro viz run
+            prepare_params(command_args)  # kedro viz run
 
     @cli_hook_impl
     def after_command_run(self, exit_code: int) -> None:
@@ -160,22 +161,56 @@ def prepare_words(words: list[str]) -> None:
         stop(f"--async: {_ORDER}")
     for file in option_values(words, "--config", "-c"):
         check_config(file)
-    protect_params(words)
+    prepare_params(words)
     _leave_in_order()
 
 
-def protect_params(words: list[str]) -> None:
+def prepare_params(words: list[str]) -> None:
     """Prepare `--params` among the words of a command, in place; stop at a number that YAML reads otherwise."""
     if len([*option_values(words, "--params")]) > 1:  # a run_id in the first one would be lost
         stop("--params: it is given more than once, and Kedro reads the last one alone. Join them with commas.")
+    named = [*option_values(words, "--pipelines"), *option_values(words, "--pipeline", "-p")]
+    chosen = {name.strip() for text in named for name in text.split(",")}
+
+    def prepared(text: str) -> str:
+        return ",".join([protect_words(text), *_rows_to_play(text, chosen)])
+
     try:
         for number, word in enumerate(words):
             if word == "--params" and number + 1 < len(words):
-                words[number + 1] = protect_words(words[number + 1])
+                words[number + 1] = prepared(words[number + 1])
             elif word.startswith("--params="):
-                words[number] = "--params=" + protect_words(word.removeprefix("--params="))
+                words[number] = "--params=" + prepared(word.removeprefix("--params="))
     except ParameterError as error:
         stop(str(error))
+
+
+def _rows_to_play(text: str, chosen: Collection[str]) -> Iterable[str]:
+    """Parameters that a command needs besides those it names: where it evaluates alone, all rows of its source."""
+    items = text.split(",")
+    for task in TASKS:
+        runs = {name for name in chosen if name.partition("_")[2] == task and not name.startswith("data_")}
+        if runs == {f"evaluate_{task}"} and f"{task}.source=generate" not in items:
+            names = (item.partition("=")[0].strip() for item in items)
+            yield from all_rows(task, {name.split(".")[1] for name in names if name.startswith(f"{task}.")})
+
+
+def names_rows(given: Collection[str]) -> bool:
+    """Whether a command names a source among the options of a task's data."""
+    return not {"source", "file", "hub"}.isdisjoint(given)
+
+
+def all_rows(task: str, given: Collection[str]) -> list[str]:
+    """Parameters that put all rows of a source into evaluation but those that it publishes for another split.
+
+    Args:
+        given: options of the task's data that a command names; with `shares` among them nothing is added, and its
+            `counts` stay.
+    """
+    if not names_rows(given) or "shares" in given or "shares" not in task_of(task).data_config.model_fields:
+        return []
+    shares = [f"{task}.shares.{split}={int(split == 'eval')}" for split in SPLITS]
+    return shares if "counts" in given else shares + [f"{task}.counts.{split}=null" for split in SPLITS]
 
 
 def protect_words(text: str) -> str:

@@ -1,7 +1,8 @@
 """Parameters and data of a command: parameters are checked before any work, and a stored run keeps its own data.
 
-A run notes its data in `data.json` in its folder, with all options. A later command on that run finds the same tables
-whatever the settings are by then, and names the command that makes deleted tables again.
+A run notes its data in `data.json` in its folder, with all options. A later command on that run is refused where the
+parameters describe other data; the message has the parameters of the run, or the command that makes deleted tables
+again. Nothing here changes a parameter or an entry of the catalog.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import difflib
 import json
 import logging
 import os
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +21,14 @@ from kedro.framework.hooks import hook_impl
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.config.data import DataOptions
-from geo_sokoban_pipeline.config.grpo import SourceOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.launcher_env import MODEL_NAME, MODELS
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
+from geo_sokoban_pipeline.hooks.command_line import all_rows, names_rows
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.stored import other_settings
+from geo_sokoban_pipeline.runs.fingerprint import flatten
 from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.runs.provenance import DATA_ROOT, suggest_command
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
@@ -68,14 +72,12 @@ class CommandData:
     """The data of one task in one command.
 
     Attributes:
-        identity: of the data that its nodes read and write.
-        current: of the data that the parameters describe.
-        runs: that work on it.
+        identity: of the tables, which the parameters describe.
+        runs: data of each run that the command writes.
     """
 
     identity: DataIdentity
-    current: DataIdentity
-    runs: tuple[str, ...]
+    runs: Mapping[str, DataIdentity]
 
 
 @dataclass(frozen=True)
@@ -100,73 +102,67 @@ def plan_data(request: CommandRequest, parameters: ProjectParameters, root: Path
 
     Raises:
         SourceError: a source names a run, or a checkpoint, that is not stored.
-        ParameterError: a command cannot work on the data of its run: the parameters describe others, it trains the run
-            itself, or its pipelines need different data.
+        ParameterError: a command cannot work on the data of its run: the parameters describe others, or it trains the
+            run itself.
     """
     tasks = {task for _, _, task in (run.partition("_") for run in request.runs)}
     tasks |= {node.namespace for node in request.pipeline.nodes if node.namespace}
-    planned = {}
-    for task in TASKS:
-        if task in tasks:
-            planned[task] = _plan_task(task, request, parameters, RunStore(root))
-    return planned
+    return {task: _plan_task(task, request, parameters, RunStore(root)) for task in TASKS if task in tasks}
 
 
 def _plan_task(task: str, request: CommandRequest, parameters: ProjectParameters, store: RunStore) -> CommandData:
     options: DataOptions = getattr(parameters, task)
     current = identify_data(task, options)
-    wanted: dict[str, DataIdentity] = {}
-    # Levels or problems of one's own, for a policy that is there: all of them are played.
-    played, alone = current, [run for run in request.runs if run.partition("_")[2] == task] == [f"evaluate_{task}"]
-    if alone and task in request.given and options.source != "generate":
-        played = identify_data(task, options.for_evaluation(request.given[task]))
-    for run in (f"{kind}_{task}" for kind in ON_RUNS if _needs_source(f"{kind}_{task}", task, request)):
-        source: SourceOptions = getattr(parameters, run).source
-        if run.startswith("control_"):  # it continues from the warm start, whatever checkpoint is named
-            source = source.model_copy(update={"checkpoint": "start"})
-        if source.run in request.runs and source.run_id == parameters.run_id and _uses_run(run, source):
-            raise ParameterError(
-                f"{run} works on {source.run}/{source.run_id}, which the same command makes, and Kedro would not wait "
-                f"for it. Type two commands: --pipelines={source.run} first, then --pipelines={run}."
-            )
-        wanted[run] = _source_data(run, source, current, played, getattr(parameters, f"train_{task}"), request, store)
-    if f"train_{task}" in request.runs:
-        wanted[f"train_{task}"] = current
-    if len({identity.id for identity in wanted.values()}) > 1:
-        listed = ", ".join(f"{run}: {identity.id}" for run, identity in wanted.items())
+    given: Mapping[str, Any] = request.given.get(task, {})
+    # Levels or problems of one's own, for a policy that is there.
+    alone = [run for run in request.runs if run.partition("_")[2] == task] == [f"evaluate_{task}"]
+    own_rows = alone and options.source != "generate" and names_rows(given)
+    if own_rows and (words := all_rows(task, given)):  # a command line has them already
         raise ParameterError(
-            f"the pipelines of this command need different data of {task} ({listed}). Type one command for each."
+            f"{task}.source={options.source}: say which of its rows are played; --params {','.join(words)} plays all."
         )
-    return CommandData(next(iter(wanted.values()), current), current, tuple(wanted))
+    runs = {
+        run: _source_data(run, current, own_rows, parameters, request, store)
+        for run in (f"{kind}_{task}" for kind in ON_RUNS)
+        if _reads(run, (f"{run}.source_", f"{task}."), request)
+    }
+    if f"train_{task}" in request.runs:
+        runs[f"train_{task}"] = current
+    return CommandData(current, runs)
 
 
-def _needs_source(run: str, task: str, request: CommandRequest) -> bool:
-    """Whether nodes of a pipeline on stored runs will read a run or its data; a report alone does not."""
+def _reads(run: str, names: tuple[str, ...], request: CommandRequest) -> bool:
+    """Whether nodes of a run read an entry whose name begins so; a report alone reads neither a run nor its data."""
     nodes = request.pipeline.nodes if run in request.runs else []
-    used = {name for node in nodes if node.namespace == run for name in node.inputs}
-    return any(name.startswith((f"{run}.source_", f"{task}.")) for name in used)
+    return any(name.startswith(names) for node in nodes if node.namespace == run for name in node.inputs)
 
 
 def _source_data(
     run: str,
-    source: SourceOptions,
     current: DataIdentity,
-    played: DataIdentity,
-    train: TrainOptions,
+    own_rows: bool,
+    parameters: ProjectParameters,
     request: CommandRequest,
     store: RunStore,
 ) -> DataIdentity:
     """The data of the run or policy that a source names; logs which one that is.
 
     Args:
-        current: of the settings.
-        played: of the settings, by a policy that was not trained on them.
+        current: of the parameters.
+        own_rows: whether the command names rows that a policy plays although it was trained on others.
     """
+    task, source = current.task, getattr(parameters, run).source
+    if run.startswith("control_"):  # it continues from the warm start, whatever checkpoint is named
+        source = source.model_copy(update={"checkpoint": "start"})
+    if source.run in request.runs and source.run_id == parameters.run_id and _uses_run(run, source):
+        raise ParameterError(
+            f"{run} works on {source.run}/{source.run_id}, which the same command makes, and Kedro would not wait "
+            f"for it. Type two commands: --pipelines={source.run} first, then --pipelines={run}."
+        )
     found = store.describe(source, trajectories=_READ.get(run.partition("_")[0]))
     if not _uses_run(run, source):
-        log.info("%s works on %s, which has no data of its own; data of the settings: %s", run, found.words, played.id)
-        return played
-    task = current.task
+        log.info("%s works on %s, which has no data of its own; data of the settings: %s", run, found.words, current.id)
+        return current
     note = store.data_note(source)
     if note is None or note["task"] != task:
         why = f"has no {DATA_NOTE}" if note is None else f"was made with data of {note['task']}"
@@ -175,20 +171,21 @@ def _source_data(
             f"{run}.source.checkpoint: the data of the settings ({current.id}) are then used."
         )
     stored = DataIdentity(task, note["id"], note["settings"], note["run"]["params"][task])
-    if stored.id != current.id and played is not current:
-        log.info("%s works on %s, but on other data than its run's: %s", run, found.words, played.id)
-        stored = played
-    elif stored.id != current.id and task in request.given:
+    if stored.id != current.id and own_rows:
+        log.info("%s works on %s, but on other data than its run's: %s", run, found.words, current.id)
+        stored = current
+    elif stored.id != current.id and (task in request.given or _reads(run, (f"{task}.",), request)):
         raise ParameterError(
-            f"{run}: {source.run}/{source.run_id} was made with the data {stored.id}, but --params {task}.… describes "
-            f"{current.id}. Leave {task}.… out to work on the data of the run. To try its policy on other data, give "
+            f"{run}: {source.run}/{source.run_id} was made with the data {stored.id}, but the parameters describe "
+            f"{current.id}. {_way_back(stored, current)} To try its policy on other data, give "
             f"{run}.source.checkpoint={found.folder}."
         )
     else:
         log.info("%s works on %s, data %s", run, found.words, stored.id)
     if run.startswith(("export_", "report_", "browse_")):
         return stored  # they copy, so no setting of the command matters
-    if others := other_settings(run, RunFolders.of(store.root, source.run, source.run_id).models, train):
+    models, train = RunFolders.of(store.root, source.run, source.run_id).models, getattr(parameters, f"train_{task}")
+    if others := other_settings(run, models, train):
         log.warning(
             "%s has other settings than %s/%s was trained with, so its numbers are not that run's:\n  %s\n"
             "Give the run's settings as train_%s.… to compare them.",
@@ -201,27 +198,22 @@ def _source_data(
     return stored
 
 
+def _way_back(stored: DataIdentity, current: DataIdentity) -> str:
+    """How a command describes the data of a run again."""
+    before, now = flatten(stored.options), flatten(current.options)
+    words = [
+        f"{stored.task}.{name}={json.dumps(value, ensure_ascii=False)}"
+        for name, value in before.items()
+        if now.get(name) != value
+    ]
+    if not words:
+        return "A file or folder that they were read from has changed since: put it back to work on the run's data."
+    return f"To work on the data of the run, give --params {shlex.quote(','.join(words))}."
+
+
 def _uses_run(run: str, source: SourceOptions) -> bool:
     """Whether a pipeline reads the run that its source names, and not only a policy from elsewhere."""
     return run.partition("_")[0] in (*_READ, "score") or RunStore.is_own(source)
-
-
-def use_data(planned: Mapping[str, CommandData], catalog: DataCatalog, pipeline: Pipeline) -> None:
-    """Point the catalog's entries to the planned data."""
-    names = set(pipeline.datasets())
-    for task, data in planned.items():
-        if data.identity.id == data.current.id:
-            continue
-        for name in sorted(names):
-            if name.startswith(f"{task}."):
-                dataset: Any = catalog.get(name)
-                if hasattr(dataset, "use_data"):
-                    dataset.use_data(data.identity.id)
-        if f"params:{task}" in names:
-            # Data nodes of this command make the data of the run again, and controls compare with them.
-            parameters = catalog.get(f"params:{task}")
-            assert parameters is not None
-            parameters.save(data.identity.options)
 
 
 def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, request: CommandRequest, root: Path) -> None:
@@ -237,7 +229,7 @@ def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, reque
         if missing:
             note = _recipe(root, task, data.identity.id)
             how = suggest_command(f"data_{task}", env=request.env)
-            if data.identity.id != data.current.id or task in request.given:
+            if task in request.given:
                 write_json(note, _note(data.identity))
                 how = suggest_command(None, "default", f"--config={note}", env=request.env)
             raise ParameterError(
@@ -249,8 +241,8 @@ def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, reque
 def note_data(planned: Mapping[str, CommandData], folders: Mapping[str, RunFolders]) -> None:
     """Note the data of each run in its folder."""
     for data in planned.values():
-        for run in data.runs:
-            _write_if_new(folders[run].models / DATA_NOTE, _note(data.identity))
+        for run, identity in data.runs.items():
+            _write_if_new(folders[run].models / DATA_NOTE, _note(identity))
 
 
 def begin_tables(planned: Mapping[str, CommandData], request: CommandRequest, root: Path) -> None:

@@ -34,7 +34,6 @@ from geo_sokoban_pipeline.hooks.parameters import (
     plan_data,
     point_to_newest,
     settings_of,
-    use_data,
 )
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.preflight.stored import TRAINING, check_stored_run, find_damaged_rows, find_gaps
@@ -104,8 +103,6 @@ class RunHooks:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Check the command, lock its runs, set aside what `fresh=true` replaces, and see that the others may continue.
 
-        The entries of the catalog then are the data of the runs that are worked on.
-
         Raises:
             RunLockedError: another process has one of them.
             FingerprintError: what is stored was made with other parameters.
@@ -125,7 +122,6 @@ class RunHooks:
             self._check(run_params, request)
             _settle_runs(self._data_root, runs, self._parameters)
             self._data = plan_data(request, self._parameters, self._data_root)
-            use_data(self._data, catalog, pipeline)
             check_tables(self._data, catalog, request, self._data_root)
             self._check_policies(request)
             for folders in self._folders:
