@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.envs.data_identity import identify_data
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
-from geo_sokoban_pipeline.hooks.parameters import settings_of
+from geo_sokoban_pipeline.hooks.parameters import check_parameters, settings_of
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 from runs import ROOT
 
@@ -41,9 +42,12 @@ def test_a_loader_that_is_made_later_changes_nothing_for_this_one(looked_at):
     assert wanted[1] == "mine" and wanted[0] != paths(other)[0]
 
 
-def test_a_source_without_a_run_id_has_that_of_the_command():
+def test_a_source_names_the_run_of_the_command():
+    """No default of another run id slips in where a file leaves it out."""
+    assert make_loader(run_id="seed2")["parameters"]["evaluate_sokoban"]["source"]["run_id"] == "seed2"
     given = {"run_id": "seed2", "evaluate_dots": {"source": {"run": "train_dots"}}}
-    assert make_loader(**given)["parameters"]["evaluate_dots"]["source"] == {"run": "train_dots", "run_id": "seed2"}
+    with pytest.raises(ParameterError, match=r"evaluate_dots\.source\.run_id: is missing\. Write run_id: \$\{run_id\}"):
+        check_parameters(make_loader(**given)["parameters"], given)
 
 
 def test_the_data_root_of_another_environment_is_read_without_setting_it(tmp_path, monkeypatch):

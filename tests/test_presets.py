@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kedro.config import OmegaConfigLoader
 
 from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 
@@ -16,7 +16,7 @@ CONF = Path(__file__).parents[1] / "conf"
 
 
 def load(env: str) -> ProjectParameters:
-    loader = OmegaConfigLoader(str(CONF), env=env, **CONFIG_LOADER_ARGS)
+    loader = ProjectConfigLoader(str(CONF), env=env, **CONFIG_LOADER_ARGS)
     return validate_parameters(dict(loader["parameters"]), ProjectParameters)
 
 

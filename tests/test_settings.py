@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kedro.config import OmegaConfigLoader
 
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS, load_extra_hooks
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ def test_environments_change_single_parameters(tmp_path):
     for env, text in (("base", "section: {a: 1, inner: {b: 2, c: 3}}"), ("test", "section: {inner: {c: 4}}")):
         (tmp_path / env).mkdir()
         (tmp_path / env / "parameters.yml").write_text(text)
-    loader = OmegaConfigLoader(str(tmp_path), env="test", **CONFIG_LOADER_ARGS)
+    loader = ProjectConfigLoader(str(tmp_path), env="test", **CONFIG_LOADER_ARGS)
     assert loader["parameters"] == {"section": {"a": 1, "inner": {"b": 2, "c": 4}}}
 
 
@@ -70,7 +70,7 @@ def test_environments_change_single_parameters(tmp_path):
 )
 def test_data_root_moves_with_its_variable(env, default, monkeypatch):
     monkeypatch.delenv("GEO_SOKOBAN_DATA_ROOT", raising=False)
-    assert OmegaConfigLoader(str(ROOT / "conf"), env=env, **CONFIG_LOADER_ARGS)["globals"]["data_root"] == default
+    assert ProjectConfigLoader(str(ROOT / "conf"), env=env, **CONFIG_LOADER_ARGS)["globals"]["data_root"] == default
     monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", "/elsewhere/with space")
-    loader = OmegaConfigLoader(str(ROOT / "conf"), env=env, **CONFIG_LOADER_ARGS)
+    loader = ProjectConfigLoader(str(ROOT / "conf"), env=env, **CONFIG_LOADER_ARGS)
     assert loader["globals"]["data_root"] == "/elsewhere/with space"

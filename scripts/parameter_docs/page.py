@@ -88,11 +88,10 @@ class Section:
 
 def base_parameters() -> dict[str, Any]:
     """Parameters of a run without any argument, as nested plain values."""
-    from kedro.config import OmegaConfigLoader
-
+    from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
     from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 
-    loader = OmegaConfigLoader(str(ROOT / "conf"), env="base", **CONFIG_LOADER_ARGS)
+    loader = ProjectConfigLoader(str(ROOT / "conf"), env="base", **CONFIG_LOADER_ARGS)
     return ProjectParameters.model_validate(loader["parameters"]).model_dump(mode="json", warnings=False)
 
 

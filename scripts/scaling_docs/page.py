@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kedro.config import OmegaConfigLoader
 from scripts.published_sizes import PUBLISHED, published_config
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, TrainOptions
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.memory import Gpu, RankPlan, StepLoad, place_on_gpus, plan_rank
 from geo_sokoban_pipeline.preflight.model import ModelShape
@@ -71,7 +71,7 @@ class Layout:
 @lru_cache
 def launch_options(env: str = "qwen3vl") -> TrainOptions:
     """Options of `train_geo3k` in an environment of the configuration, without the variables of a launcher."""
-    loader = OmegaConfigLoader(conf_source=str(ROOT / "conf"), env=env, runtime_params={}, **CONFIG_LOADER_ARGS)
+    loader = ProjectConfigLoader(conf_source=str(ROOT / "conf"), env=env, runtime_params={}, **CONFIG_LOADER_ARGS)
     found: TrainOptions = getattr(ProjectParameters.model_validate(loader["parameters"]), _RUN)
     return found
 

@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.hooks import (
     TerminalHooks,
     TrackingHooks,
 )
-from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, read_variable
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, data_id, docs_root, read_variable, sources
 
 EXTRA_HOOKS = "GEO_SOKOBAN_EXTRA_HOOKS"
 
@@ -68,5 +68,6 @@ CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
     "custom_resolvers": {"oc.env": read_variable, "launch": launch_value},
+    "parameter_resolvers": {"data_id": data_id, "docs_root": docs_root, "sources": sources},
     "merge_strategy": {"parameters": "soft"},
 }

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kedro.config import OmegaConfigLoader
 
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.launcher_env import (
@@ -19,6 +18,7 @@ from geo_sokoban_pipeline.config.launcher_env import (
     sokoban_file,
     unknown_variables,
 )
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 from geo_sokoban_pipeline.hooks.parameters import check_parameters
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
@@ -37,7 +37,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
             monkeypatch.delenv(variable.name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        loader = OmegaConfigLoader(
+        loader = ProjectConfigLoader(
             conf_source=str(ROOT / "conf"), env="qwen3vl", runtime_params=params or {}, **CONFIG_LOADER_ARGS
         )
         return check_parameters(loader["parameters"], params or {})

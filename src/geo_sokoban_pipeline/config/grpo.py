@@ -590,7 +590,7 @@ class SourceOptions(StrictModel):
     """Whose stored data a pipeline works on."""
 
     run: RunName = Field(description="Namespace of the run.")
-    run_id: RunId = Field("default", description="Run id of the run. Left out: the run_id of the command.")
+    run_id: RunId = Field("default", description="Run id of the run; `${run_id}` in a file is that of the command.")
     checkpoint: str | int = Field(
         "latest",
         description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id; "

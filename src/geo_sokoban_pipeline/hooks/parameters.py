@@ -26,6 +26,7 @@ from geo_sokoban_pipeline.config.launcher_env import MODEL_NAME, MODELS
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
 from geo_sokoban_pipeline.hooks.command_line import all_rows, names_rows
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, sources
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.stored import other_settings
 from geo_sokoban_pipeline.runs.fingerprint import flatten
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
     from kedro.io import DataCatalog
     from kedro.pipeline import Pipeline
-
-    from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +311,8 @@ def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> Pr
 
     Raises:
         ParameterError: unknown name, value not allowed, a value of `run_id` or `fresh` in a configuration file, a
-            training section of another task, or a model of the launchers' variable that is none of theirs.
+            source without a run id, a training section of another task, or a model of the launchers' variable that is
+            none of theirs.
     """
     check_model_names(merged, os.environ)
     for name in COMMAND_ONLY:
@@ -322,6 +322,9 @@ def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> Pr
                 f"{name}={merged[name]}: stands in a configuration file, but belongs to one command. "
                 f"Remove it there and give it by --params {name}=…"
             )
+    for name, source in sources(merged).items():
+        if "run_id" not in source:
+            raise ParameterError(f"{name}.source.run_id: is missing. Write run_id: ${{run_id}}, that of the command.")
     # By themselves first: the sources of the pipelines on stored runs repeat the run id, which is one error, not many.
     validate_parameters({name: merged[name] for name in COMMAND_ONLY if name in merged}, ProjectParameters)
     return validate_parameters(merged, ProjectParameters)
@@ -372,7 +375,7 @@ class CommandHooks:
         _, data_root = settings_of(context)
         source = str(context.config_loader.conf_source)
         project = Path(context.project_path)
-        loader = cast("ProjectConfigLoader", context.config_loader)
+        loader = cast(ProjectConfigLoader, context.config_loader)
 
         def find_root(root: Path) -> Path | None:
             found = loader.globals_with({DATA_ROOT: str(root)}).get("data_root")
