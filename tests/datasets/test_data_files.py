@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from kedro.io import DatasetError
 
+from geo_sokoban_pipeline.datasets.files import JsonFileDataset
 from geo_sokoban_pipeline.datasets.tables import FrameDataset, RowStreamDataset
 from geo_sokoban_pipeline.runs.row_stream import RowStream
 
@@ -117,3 +118,16 @@ def test_a_file_system_without_links_does(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     table(tmp_path).save(pd.DataFrame(ROWS))
     assert table(tmp_path).load().to_dict("records") == ROWS
+
+
+def test_a_json_value_is_whole_or_as_before(tmp_path):
+    """The stock dataset would leave an empty file."""
+    path = tmp_path / "budget.json"
+    dataset = JsonFileDataset(filepath=path)
+    dataset.save({"steps": 1.5})
+    with pytest.raises(DatasetError):
+        dataset.save({"steps": [2.5, object()]})
+    assert dataset.load() == {"steps": 1.5} and os.listdir(tmp_path) == [path.name]
+    path.write_text('{"steps"')
+    with pytest.raises(DatasetError, match=f"{path} is not readable JSON"):
+        dataset.load()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kedro.io import AbstractDataset, DatasetError
 from kedro.utils import load_obj
+from kedro_datasets.json import JSONDataset
 
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, open_policy, write_policy
@@ -33,17 +34,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class JsonFileDataset(AbstractDataset[Any, Any]):
-    """One JSON value.
+class JsonFileDataset(JSONDataset):
+    """`json.JSONDataset` whose file appears whole or not at all.
 
-    Args:
-        path: the file.
-        metadata: ignored here; read by kedro-viz.
+    Commands side by side make and read the same data, and a killed one continues from its budget: the stock dataset
+    empties the file before it writes.
     """
-
-    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
-        self.metadata = metadata
 
     def load(self) -> Any:
         """The stored value.
@@ -51,7 +47,7 @@ class JsonFileDataset(AbstractDataset[Any, Any]):
         Raises:
             DatasetError: caused by a `CorruptFolderError`: the file is no JSON; the message names it.
         """
-        return read_json(self._path)
+        return read_json(Path(self._filepath))
 
     def save(self, data: Any) -> None:
         """Store a value.
@@ -59,14 +55,9 @@ class JsonFileDataset(AbstractDataset[Any, Any]):
         Raises:
             DatasetError: caused by the system's refusal; the message names the file.
         """
-        with explain_storage_errors(self._path):
-            write_json(self._path, data)
-
-    def _exists(self) -> bool:
-        return self._path.is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}
+        path = Path(self._filepath)
+        with explain_storage_errors(path):
+            write_json(path, data)
 
 
 class ReportDataset(AbstractDataset[str, str]):
