@@ -7,6 +7,7 @@ CPU-seconds for the whole pipeline, which runs in one process.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -62,10 +63,10 @@ def test_rows_per_second(real_size_rows: Path, tmp_path: Path, task: str, instru
 
 def _entries(task: str, folder: Path) -> dict[str, dict[str, object]]:
     """The project's own catalog entries of a task, below another data root."""
+    data = {task: {"id": "rows", "schemas": task_of(task).schemas}}
     found: dict[str, dict[str, object]] = {}
     for file in ("01_raw", "02_intermediate", "05_model_input"):
         text = (ROOT / "conf" / "base" / "catalog" / f"{file}.yml").read_text(encoding="utf-8")
-        found |= yaml.safe_load(
-            text.replace("${globals:data_root}", str(folder)).replace(f"${{data_id:{task}}}", "rows")
-        )
-    return {name: entry for name, entry in found.items() if name.startswith(f"{task}.")}
+        text = text.replace("${globals:data_root}", str(folder)).replace("${task_data:}", json.dumps(data))
+        found |= yaml.safe_load(text)
+    return {name: entry for name, entry in found.items() if not name.startswith("_")}

@@ -21,7 +21,7 @@ def make_loader(**given):
 
 def paths(loader):
     catalog = loader["catalog"]
-    return catalog["sokoban.prompts"]["path"].split("/")[-2], catalog["{run}.policy"]["path"].split("/")[-2]
+    return catalog["{task}.prompts"]["data"]["sokoban"]["id"], catalog["{run}.policy"]["path"].split("/")[-2]
 
 
 def test_the_catalog_has_the_id_of_the_loaders_own_parameters():

@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.hooks import (
     TerminalHooks,
     TrackingHooks,
 )
-from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, data_id, docs_root, read_variable, sources
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, docs_root, read_variable, sources, task_data
 
 EXTRA_HOOKS = "GEO_SOKOBAN_EXTRA_HOOKS"
 
@@ -68,6 +68,6 @@ CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
     "custom_resolvers": {"oc.env": read_variable, "launch": launch_value},
-    "parameter_resolvers": {"data_id": data_id, "docs_root": docs_root, "sources": sources},
+    "parameter_resolvers": {"docs_root": docs_root, "sources": sources, "task_data": task_data},
     "merge_strategy": {"parameters": "soft"},
 }

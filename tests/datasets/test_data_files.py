@@ -15,12 +15,13 @@ from geo_sokoban_pipeline.datasets.files import JsonFileDataset
 from geo_sokoban_pipeline.datasets.tables import FrameDataset, RowStreamDataset
 from geo_sokoban_pipeline.runs.row_stream import RowStream
 
-SCHEMA = "geo_sokoban_pipeline.envs.sokoban.data.REJECTED"
+SCHEMAS = "geo_sokoban_pipeline.envs.sokoban.data"
 ROWS = [{"row_id": f"row_{k}", "reason": "torn", "raw": "#", "source": "file"} for k in range(70)]
 
 
-def table(folder, data_id="one", kind=FrameDataset):
-    return kind(path=str(folder / data_id / "rejected.parquet"), schema=SCHEMA, once=True)
+def table(folder, kind=FrameDataset, task="sokoban"):
+    data = {"sokoban": {"id": "one", "schemas": SCHEMAS}, "dots": {"id": "two", "schemas": ""}}
+    return kind(path=str(folder / "<data_id>" / "rejected.parquet"), schema="REJECTED", task=task, data=data)
 
 
 def made(rows, kind):
@@ -30,6 +31,13 @@ def made(rows, kind):
 @pytest.fixture(params=[FrameDataset, RowStreamDataset])
 def kind(request):
     return request.param
+
+
+def test_a_task_without_schemas_pins_no_column(tmp_path):
+    table(tmp_path, task="dots").save(pd.DataFrame({"a": [1, 2]}))
+    assert pq.read_table(tmp_path / "two" / "rejected.parquet").to_pydict() == {"a": [1, 2]}
+    with pytest.raises(DatasetError, match="lacks the columns"):
+        table(tmp_path).save(pd.DataFrame({"a": [1, 2]}))
 
 
 def test_equal_rows_again_change_nothing(tmp_path, kind):

@@ -10,15 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from kedro.io import DataCatalog, DatasetError
-from kedro.runner import SequentialRunner
+from kedro.io import DatasetError
 from PIL import Image
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.envs.data_identity import identify_data
 from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS
 from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
-from geo_sokoban_pipeline.envs.geo3k.data_steps import as_options
 from geo_sokoban_pipeline.envs.geo3k.figures import ProblemsExhaustedError
 from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.envs.rows import read_rows
@@ -26,28 +23,15 @@ from geo_sokoban_pipeline.pipelines.data import create_pipeline
 from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError
 from geo_sokoban_pipeline.tasks import task_of
 from problem_rows import ALL, source_row, uri, write_bytes, write_uris
+from task_tables import run_data, table_entries
 
 ROOT = Path(__file__).parents[2]
 TABLES = ("prompts", "validation_prompts", "eval_prompts")
 FEW = {"train": 20, "validation": 5, "eval": 10}
 
 
-def catalog_config(folder, task, parameters):
-    """The project's own catalog entries of the namespace, below another data root."""
-    config, data_id = {}, identify_data(task, as_options(parameters, task)).id
-    for file in ("01_raw", "02_intermediate", "05_model_input"):
-        text = (ROOT / "conf" / "base" / "catalog" / f"{file}.yml").read_text()
-        found = text.replace("${globals:data_root}", str(folder)).replace(f"${{data_id:{task}}}", data_id)
-        entries = yaml.safe_load(found)
-        config |= {name: entry for name, entry in entries.items() if name.startswith(f"{task}.")}
-    return config
-
-
 def run(folder, parameters, task="geo3k"):
-    catalog = DataCatalog.from_config(catalog_config(folder, task, parameters))
-    catalog[f"params:{task}"] = parameters
-    SequentialRunner().run(create_pipeline(task_of(task)), catalog)
-    return catalog
+    return run_data(folder, parameters, task)
 
 
 def prompts(catalog, task="geo3k"):
@@ -75,9 +59,10 @@ def parameters_of(task, *environments):
 def test_names_and_namespace(task):
     pipeline = create_pipeline(task_of(task))
     assert pipeline.inputs() == {f"params:{task}"}
-    names = {f"{task}.{name}" for name in (*TABLES, "raw_problems", "rejected", "problem_index", "data_report")}
-    assert pipeline.all_outputs() == names
-    assert set(catalog_config(".", task, {})) == {*names, f"{task}.identity"}
+    names = (*TABLES, "raw_problems", "rejected", "problem_index", "data_report")
+    assert pipeline.all_outputs() == {f"{task}.{name}" for name in names}
+    levels = ("raw_levels", "reading")  # of Sokoban alone
+    assert set(table_entries(".", {})) == {f"{{task}}.{name}" for name in (*names, *levels, "identity")}
 
 
 @pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])

@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kedro.io import DataCatalog
-from kedro.runner import SequentialRunner
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.envs.data_identity import identify_data
 from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS
-from geo_sokoban_pipeline.envs.sokoban.data_steps import as_options, unique_ids
+from geo_sokoban_pipeline.envs.sokoban.data_steps import unique_ids
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.pipelines.data import create_pipeline
 from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError, hub_rows
+from task_tables import run_data
 
 ROOT = Path(__file__).parents[2]
 PROMPT_TABLES = ("sokoban.prompts", "sokoban.validation_prompts", "sokoban.eval_prompts")
@@ -27,25 +25,8 @@ FEW = {"max_solution": 3, "counts": {"train": 12, "validation": 3, "eval": 6}}
 ALL = {"train": None, "validation": None, "eval": None}
 
 
-def catalog_config(folder, parameters):
-    """The project's own catalog entries of the namespace, below another data root."""
-    config, data_id = {}, identify_data("sokoban", as_options(parameters)).id
-    for file in ("01_raw", "02_intermediate", "05_model_input"):
-        text = (
-            (ROOT / "conf" / "base" / "catalog" / f"{file}.yml")
-            .read_text()
-            .replace("${globals:data_root}", str(folder))
-            .replace("${data_id:sokoban}", data_id)
-        )
-        config |= {name: entry for name, entry in yaml.safe_load(text).items() if name.startswith("sokoban.")}
-    return config
-
-
 def run(folder, parameters):
-    catalog = DataCatalog.from_config(catalog_config(folder, parameters))
-    catalog["params:sokoban"] = parameters
-    SequentialRunner().run(create_pipeline(SOKOBAN), catalog)
-    return catalog
+    return run_data(folder, parameters, "sokoban")
 
 
 def file_parameters(path, **changes):

@@ -13,6 +13,7 @@ from kedro.io import AbstractDataset, DatasetError
 from kedro.utils import load_obj
 from kedro_datasets.json import JSONDataset
 
+from geo_sokoban_pipeline.datasets.tables import TaskData, with_data_id
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, open_policy, write_policy
 from geo_sokoban_pipeline.runs.provenance import suggest_command
@@ -39,7 +40,16 @@ class JsonFileDataset(JSONDataset):
 
     Commands side by side make and read the same data, and a killed one continues from its budget: the stock dataset
     empties the file before it writes.
+
+    Args:
+        filepath: the file, with `<data_id>` for the id of a task's data.
+        task: whose data that are.
+        data: `${task_data:}`.
+        options: those of `json.JSONDataset`.
     """
+
+    def __init__(self, *, filepath: str, task: str | None = None, data: TaskData | None = None, **options: Any) -> None:
+        super().__init__(filepath=with_data_id(filepath, task, data), **options)
 
     def load(self) -> Any:
         """The stored value.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from kedro_datasets._typing import HTMLPreview, TablePreview
+
+
+TaskData = Mapping[str, Mapping[str, str]]  # `${task_data:}`: by task, `id` of its data and module of its `schemas`
+
+
+def with_data_id(path: str, task: str | None, data: TaskData | None) -> str:
+    """A path of the catalog with the id of a task's data for `<data_id>`."""
+    return path if data is None else path.replace("<data_id>", data[str(task)]["id"])
 
 
 def save_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], bool | None]) -> None:
@@ -55,17 +63,28 @@ class FrameDataset(AbstractDataset[Any, Any]):
         schema: dotted name of a `pyarrow.Schema`. Its columns must be there, in its types, on save and on load; columns
             beyond it are kept behind them with inferred types, as JSON text where a column mixes types. None: no
             column is pinned.
-        once: keep what is stored: saving equal rows again does nothing, saving others is an error. A file that is torn
-            or lacks pinned columns is replaced.
+        task: whose table it is; `schema` then is a name in the module of its schemas, without which none is pinned.
+        data: `${task_data:}`, which has that module, and the id for `<data_id>` in the path. A table of an id is
+            written once: saving equal rows again does nothing, saving others is an error. A file that is torn or lacks
+            pinned columns is replaced.
         metadata: ignored by Kedro, read by Kedro-Viz.
     """
 
     def __init__(
-        self, *, path: str, schema: str | None = None, once: bool = False, metadata: dict[str, Any] | None = None
+        self,
+        *,
+        path: str,
+        schema: str | None = None,
+        task: str | None = None,
+        data: TaskData | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> None:
-        self._path = Path(path)
+        self._path = Path(with_data_id(path, task, data))
+        if data is not None:
+            module = data[str(task)]["schemas"]
+            schema = f"{module}.{schema}" if module and schema else None
         self._schema = schema
-        self._once = once
+        self._once = data is not None
         self.metadata = metadata
 
     def load(self) -> pd.DataFrame:
@@ -93,7 +112,7 @@ class FrameDataset(AbstractDataset[Any, Any]):
 
         Raises:
             DatasetError: a pinned column is missing, or a value does not fit its type; the message names the column.
-                A stream without a pinned schema. Other rows than those that are stored, with `once`.
+                A stream without a pinned schema. Other rows than those that are stored, of a task.
         """
         import pyarrow.parquet as pq
 

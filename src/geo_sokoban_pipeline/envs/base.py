@@ -183,6 +183,8 @@ class Task(Protocol):
         words: further words for readers.
         data_config: model of the section `<name>` of the parameters.
         data_steps: nodes of the pipeline `data_<name>`, in their order.
+        schemas: module of the Arrow schemas of its tables by the names in the catalog, such as `PROMPTS`; empty: their
+            columns are not pinned.
         train_defaults: defaults of the section `train_<name>`, nested as `TrainOptions`; they name at least
             `env.factory`, `reward.function`, `warm_start.teacher.factory` and `.name`.
         vocabulary: of a tiny policy's tokenizer.
@@ -208,6 +210,7 @@ class Task(Protocol):
     words: Words
     data_config: type[DataOptions]
     data_steps: Sequence[DataStep]
+    schemas: str = ""
     train_defaults: Mapping[str, Any]
     vocabulary: Vocabulary
     difficulty: str

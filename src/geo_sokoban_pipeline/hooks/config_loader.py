@@ -1,6 +1,6 @@
 """Configuration: Kedro's OmegaConf loader with resolvers that see the parameters.
 
-`${data_id:<task>}` is the folder of a task's tables, `${sources:}` the run that each pipeline on stored runs works on,
+`${task_data:}` has the folder of each task's tables, `${sources:}` the run that each pipeline on stored runs works on,
 `${docs_root:}` the folder that holds the docs of a study; `settings.py` lists them. All follow from the parameters
 alone, so commands without hooks (`kedro viz`) find the same files as `kedro run`. The loader changes no value.
 """
@@ -22,7 +22,7 @@ from omegaconf.resolvers import oc
 from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.envs.data_identity import identify_data
 from geo_sokoban_pipeline.hooks.command_line import read_lists
-from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.tasks import TASKS
 
 
 @contextmanager
@@ -43,10 +43,13 @@ def read_variable(name: str, *default: Any) -> Any:
     return os.path.expanduser(oc.env(name, *default))
 
 
-def data_id(parameters: Mapping[str, Any], task: str) -> str:
-    """Id of the data that a task's section describes."""
-    options = validate_parameters(parameters.get(task, {}), task_of(task).data_config, prefix=task)
-    return identify_data(task, options).id
+def task_data(parameters: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """By task, the id of the data that its section describes and the module of its tables' schemas."""
+    found = {}
+    for name, task in TASKS.items():
+        options = validate_parameters(parameters.get(name, {}), task.data_config, prefix=name)
+        found[name] = {"id": identify_data(name, options).id, "schemas": task.schemas}
+    return found
 
 
 def sources(parameters: Mapping[str, Any]) -> dict[str, Any]:

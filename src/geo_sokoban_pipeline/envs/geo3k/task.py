@@ -99,6 +99,7 @@ def _note_first_attempt(summary: Row) -> str:
 class GeometryTask(Task):
     """Common parts of both tasks; see `Task`."""
 
+    schemas = "geo_sokoban_pipeline.envs.geo3k.data"
     words = Words("problem", "problems", "accuracy", "correct", "not correct")
     vocabulary = Vocabulary(
         frequent=("user", "assistant", "system", "Find", " $", "$.", "boxed", "answer", " answer", "wrong", " wrong")

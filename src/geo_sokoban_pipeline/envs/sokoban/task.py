@@ -69,6 +69,7 @@ class SokobanTask(Task):
             ("data_report",),
         ),
     )
+    schemas = "geo_sokoban_pipeline.envs.sokoban.data"
     train_defaults = {
         "policy": {"tiny": {"texts": "sokoban"}},
         "warm_start": {
