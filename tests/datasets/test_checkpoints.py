@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline.datasets import CheckpointsDataset, StorageError, ViewDataset
+from geo_sokoban_pipeline.datasets import CheckpointsDataset, ResumableDataset, StorageError
 from geo_sokoban_pipeline.runs.storage import Complete, CorruptFolderError, NewCheckpoint, Rewind
 
 
@@ -24,7 +24,8 @@ def writer(text: str, keep: list[int] | None = None) -> NewCheckpoint:
     return NewCheckpoint(write, keep)
 
 
-RESUME = "geo_sokoban_pipeline.datasets.iterations.read_resume_state"
+def state_of(path: Path | str) -> ResumableDataset:
+    return ResumableDataset({"type": "geo_sokoban_pipeline.datasets.CheckpointsDataset", "path": str(path)})
 
 
 @pytest.fixture
@@ -35,8 +36,8 @@ def checkpoints(tmp_path: Path) -> CheckpointsDataset:
 
 
 @pytest.fixture
-def resume(checkpoints: CheckpointsDataset, tmp_path: Path) -> ViewDataset:
-    return ViewDataset(str(tmp_path / "checkpoints"), RESUME)
+def resume(checkpoints: CheckpointsDataset, tmp_path: Path) -> ResumableDataset:
+    return state_of(tmp_path / "checkpoints")
 
 
 def weights(tmp_path: Path, iteration: int) -> Path:
@@ -71,7 +72,7 @@ def test_load_gives_folder_and_manifest(checkpoints: CheckpointsDataset) -> None
     assert sorted(entry["manifest"]["files"]) == ["config.json", "state/weights.safetensors"]
 
 
-def test_resume_state_is_the_newest(resume: ViewDataset) -> None:
+def test_resume_state_is_the_newest(resume: ResumableDataset) -> None:
     state = resume.load()
     assert (state["iteration"], state["complete"]) == (2, None)
     assert state["dir"].name == "iter=00002"
@@ -82,11 +83,11 @@ def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
     path = str(tmp_path / "none")
     assert CheckpointsDataset(path).load() == {}
     empty = {"folder": Path(path), "iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
-    assert ViewDataset(path, RESUME).load() == empty
+    assert state_of(path).load() == empty
     assert not (tmp_path / "none").exists()
 
 
-def test_exists_only_when_complete(checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path) -> None:
+def test_exists_only_when_complete(checkpoints: CheckpointsDataset, resume: ResumableDataset, tmp_path: Path) -> None:
     assert not checkpoints.exists()
     checkpoints.save(Complete(3))
     assert checkpoints.exists()
@@ -114,21 +115,23 @@ def test_a_checkpoint_that_fails_takes_no_other_one_away(checkpoints: Checkpoint
     assert list(checkpoints.load()) == ["iter=00000", "iter=00001", "iter=00002"]
 
 
-def test_rewind_goes_back(checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path) -> None:
+def test_rewind_goes_back(checkpoints: CheckpointsDataset, resume: ResumableDataset, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / ".iter=00003.0123abcd.tmp").mkdir()
     checkpoints.save(Rewind(0))
     assert resume.load()["iteration"] == 0
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iter=00000"]
 
 
-def test_unsealed_folders_do_not_exist(checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path) -> None:
+def test_unsealed_folders_do_not_exist(
+    checkpoints: CheckpointsDataset, resume: ResumableDataset, tmp_path: Path
+) -> None:
     (tmp_path / "checkpoints" / "iter=00002" / "manifest.json").unlink()
     assert list(checkpoints.load()) == ["iter=00000", "iter=00001"]
     assert resume.load()["iteration"] == 1
 
 
 def test_a_writer_that_fails_leaves_nothing(
-    checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path
+    checkpoints: CheckpointsDataset, resume: ResumableDataset, tmp_path: Path
 ) -> None:
     def fail(folder: Path) -> dict[str, Any]:
         (folder / "half").write_text("x")
@@ -147,7 +150,7 @@ def test_only_new_checkpoints_are_saved(checkpoints: CheckpointsDataset) -> None
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_to_the_newest_is_named_with_the_way_out(
-    damage: Callable[[Path], None], checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path
+    damage: Callable[[Path], None], checkpoints: CheckpointsDataset, resume: ResumableDataset, tmp_path: Path
 ) -> None:
     damage(weights(tmp_path, 2))
     with pytest.raises(DatasetError, match=r"delete .*iter=00002 to continue from iteration 00001") as caught:
@@ -157,7 +160,9 @@ def test_damage_to_the_newest_is_named_with_the_way_out(
     assert f"iter=00002/{named}" in str(caught.value) or f"iter=00002/state/{named}" in str(caught.value)
 
 
-def test_the_newest_intact_one_is_found(checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path) -> None:
+def test_the_newest_intact_one_is_found(
+    checkpoints: CheckpointsDataset, resume: ResumableDataset, tmp_path: Path
+) -> None:
     truncate(weights(tmp_path, 2))
     alter(weights(tmp_path, 1))
     with pytest.raises(DatasetError, match=r"iter=00002 and .*iter=00001 to continue from iteration 00000"):
@@ -176,7 +181,7 @@ def test_truncated_checkpoints_are_not_listed(
         checkpoints.load()
 
 
-def test_space_needed_is_that_of_the_newest(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
+def test_space_needed_is_that_of_the_newest(checkpoints: CheckpointsDataset, resume: ResumableDataset) -> None:
     def full(folder: Path) -> dict[str, Any]:
         raise OSError(28, "No space left on device")
 
@@ -186,7 +191,7 @@ def test_space_needed_is_that_of_the_newest(checkpoints: CheckpointsDataset, res
     assert resume.load()["iteration"] == 2
 
 
-def test_resume_state_is_a_view(resume: ViewDataset) -> None:
+def test_resume_state_is_a_view(resume: ResumableDataset) -> None:
     assert resume.exists()
     with pytest.raises(DatasetError, match="only reads"):
         resume.save({})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline.datasets import PolicyDataset, ViewDataset
+from geo_sokoban_pipeline.datasets import PolicyDataset, ResumableDataset
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, link_or_copy, open_policy, write_policy
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 
@@ -20,7 +20,8 @@ def write(folder: Path) -> dict[str, Any]:
     return {"source": "tiny", "seed": 3}
 
 
-STATE = "geo_sokoban_pipeline.runs.policy_folder.find_policy"
+def state_of(path: Path) -> ResumableDataset:
+    return ResumableDataset({"type": "geo_sokoban_pipeline.datasets.PolicyDataset", "path": str(path)})
 
 
 @pytest.fixture
@@ -72,11 +73,11 @@ def test_absent_policy(tmp_path: Path) -> None:
     assert not policy.exists()
     with pytest.raises(DatasetError, match="holds no policy"):
         policy.load()
-    assert ViewDataset(str(tmp_path / "none"), STATE).load() is None
+    assert state_of(tmp_path / "none").load() is None
 
 
 def test_state_of_a_stored_policy(policy: PolicyDataset, tmp_path: Path) -> None:
-    state = ViewDataset(str(tmp_path / "policy"), STATE)
+    state = state_of(tmp_path / "policy")
     assert state.exists()
     assert state.load().manifest == policy.load().manifest
     with pytest.raises(DatasetError, match="only reads"):
@@ -85,7 +86,7 @@ def test_state_of_a_stored_policy(policy: PolicyDataset, tmp_path: Path) -> None
 
 def test_damage_is_named(policy: PolicyDataset, tmp_path: Path) -> None:
     (tmp_path / "policy" / "config.json").write_text("{ }")
-    for dataset in (policy, ViewDataset(str(tmp_path / "policy"), STATE)):
+    for dataset in (policy, state_of(tmp_path / "policy")):
         with pytest.raises(DatasetError, match=r"config\.json differs") as caught:
             dataset.load()
         assert isinstance(caught.value.__cause__, CorruptFolderError)

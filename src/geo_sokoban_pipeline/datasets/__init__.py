@@ -15,24 +15,26 @@ from geo_sokoban_pipeline.datasets.iterations import (
     TrajectoriesDataset,
 )
 from geo_sokoban_pipeline.datasets.tables import PromptsDataset, TablePartsDataset
-from geo_sokoban_pipeline.datasets.views import SourceDataset, ViewDataset
+from geo_sokoban_pipeline.datasets.views import FolderDataset, ResumableDataset, RunsDataset, SourceDataset
 from geo_sokoban_pipeline.runs.storage import StorageError
 
 __all__ = [
     "CheckpointsDataset",
     "EpisodesDataset",
     "ExportDataset",
+    "FolderDataset",
     "IterationPartitions",
     "JsonFileDataset",
     "MetricsDataset",
     "PolicyDataset",
     "PromptsDataset",
     "ReportDataset",
+    "ResumableDataset",
+    "RunsDataset",
     "SiteDataset",
     "SourceDataset",
     "StorageError",
     "TablePartsDataset",
     "TrajectoriesDataset",
     "TrajectoriesFrameDataset",
-    "ViewDataset",
 ]

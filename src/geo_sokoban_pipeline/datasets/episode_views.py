@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 from kedro.utils import load_obj
 
+from geo_sokoban_pipeline.datasets.base import ReadOnlyDataset
 from geo_sokoban_pipeline.datasets.iterations import TrajectoriesDataset, read_iteration
 from geo_sokoban_pipeline.datasets.tables import preview_cell
 from geo_sokoban_pipeline.trajectories.index import read_index
@@ -32,7 +33,7 @@ _ROW = "row number"
 _NUMBER, _TEXT, _FIELD, _CELL = 36, 60, 45, 16
 
 
-class EpisodesDataset(AbstractDataset[None, "pa.Table"]):
+class EpisodesDataset(ReadOnlyDataset["pa.Table"]):
     """Index of a run's episodes as one table, see `trajectories/index.py`; a read-only view.
 
     Index files that are missing, torn or of another version are made again on loading.
@@ -44,19 +45,12 @@ class EpisodesDataset(AbstractDataset[None, "pa.Table"]):
     """
 
     def __init__(self, path: str, tasks: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
+        super().__init__(path, metadata)
         self._tasks = tasks
-        self.metadata = metadata
 
     def load(self) -> pa.Table:
         """One row per stored episode: training, validations, evaluation."""
         return read_index(self._path, load_obj(self._tasks))
-
-    def save(self, data: None) -> None:
-        """Refused: the index follows from the trajectories."""
-        raise DatasetError(
-            f"{self._path}: the index of episodes is written with the trajectories; this entry only reads"
-        )
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """The last rows as a table for kedro-viz."""
@@ -68,11 +62,8 @@ class EpisodesDataset(AbstractDataset[None, "pa.Table"]):
     def _exists(self) -> bool:
         return any(self._path.glob("*trajectories/iter=*/part-*.parquet"))
 
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}
 
-
-class TrajectoriesFrameDataset(AbstractDataset[None, "pd.DataFrame"]):
+class TrajectoriesFrameDataset(ReadOnlyDataset["pd.DataFrame"]):
     """Stored episodes as one pandas frame: the read-only `@pandas` view.
 
     Lists are Python lists, structs dicts; the last column `partition` says where a row is stored. A run without
@@ -98,8 +89,8 @@ class TrajectoriesFrameDataset(AbstractDataset[None, "pd.DataFrame"]):
         metadata: dict[str, Any] | None = None,
     ) -> None:
         self._parts = TrajectoriesDataset(path)
+        super().__init__(path, metadata)
         self._columns, self._iterations, self._filter = columns, iterations, filter
-        self.metadata = metadata
 
     def load(self) -> pd.DataFrame:
         """Read what the entry names, see `read`."""
@@ -170,10 +161,6 @@ class TrajectoriesFrameDataset(AbstractDataset[None, "pd.DataFrame"]):
                 'or by `catalog["….trajectories@pandas"].read(columns=["reward", "success"])`. `….episodes@pandas` has '
                 "one light row per episode; `….trajectories@polars` and `@ibis` read lazily."
             )
-
-    def save(self, data: None) -> None:
-        """Refused: this is a view."""
-        raise DatasetError(f"{self._parts} is saved as tables, by the entry without @pandas; this one only reads")
 
     def _exists(self) -> bool:
         return self._parts.exists()

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 from kedro.utils import load_obj
 from kedro_datasets.json import JSONDataset
 
+from geo_sokoban_pipeline.datasets.base import PathDataset
 from geo_sokoban_pipeline.datasets.tables import TaskData, with_data_id
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, open_policy, write_policy
@@ -45,11 +46,18 @@ class JsonFileDataset(JSONDataset):
         filepath: the file, with `<data_id>` for the id of a task's data.
         task: whose data that are.
         data: `${task_data:}`.
-        options: those of `json.JSONDataset`.
+        metadata: ignored here; read by kedro-viz.
     """
 
-    def __init__(self, *, filepath: str, task: str | None = None, data: TaskData | None = None, **options: Any) -> None:
-        super().__init__(filepath=with_data_id(filepath, task, data), **options)
+    def __init__(
+        self,
+        *,
+        filepath: str,
+        task: str | None = None,
+        data: TaskData | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(filepath=with_data_id(filepath, task, data), metadata=metadata)
 
     def load(self) -> Any:
         """The stored value.
@@ -70,7 +78,7 @@ class JsonFileDataset(JSONDataset):
             write_json(path, data)
 
 
-class ReportDataset(AbstractDataset[str, str]):
+class ReportDataset(PathDataset[str, str]):
     """The HTML page of a run.
 
     Args:
@@ -80,9 +88,8 @@ class ReportDataset(AbstractDataset[str, str]):
     """
 
     def __init__(self, path: str, previewer: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
+        super().__init__(path, metadata)
         self._previewer = previewer
-        self.metadata = metadata
 
     def load(self) -> str:
         """The page."""
@@ -106,21 +113,14 @@ class ReportDataset(AbstractDataset[str, str]):
     def _exists(self) -> bool:
         return self._path.is_file()
 
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}
 
-
-class PolicyDataset(AbstractDataset[PolicyFolder | FolderWriter, PolicyFolder]):
+class PolicyDataset(PathDataset[PolicyFolder | FolderWriter, PolicyFolder]):
     """One policy: a Hugging Face folder, opened only if every file is as written.
 
     Args:
         path: the folder.
         metadata: ignored here; read by kedro-viz.
     """
-
-    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
-        self.metadata = metadata
 
     def save(self, data: PolicyFolder | FolderWriter) -> None:
         """Store a policy in place of the one before, atomically.
@@ -148,9 +148,6 @@ class PolicyDataset(AbstractDataset[PolicyFolder | FolderWriter, PolicyFolder]):
     def _exists(self) -> bool:
         return (self._path / MANIFEST).is_file()
 
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}
-
 
 def _bytes_needed(data: PolicyFolder | FolderWriter) -> int | None:
     if isinstance(data, PolicyFolder):
@@ -162,17 +159,13 @@ Filler = Callable[[Path], dict[str, Any]]
 Content = TypeVar("Content")
 
 
-class _FilledFolderDataset(AbstractDataset[Filler, Content]):
+class _FilledFolderDataset(PathDataset[Filler, Content]):
     """A folder that a function fills; it appears whole, in place of the one before.
 
     Args:
         path: the folder.
         metadata: ignored here; read by kedro-viz.
     """
-
-    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
-        self.metadata = metadata
 
     def save(self, data: Filler) -> None:
         """Store a folder in place of the one before, atomically.
@@ -185,9 +178,6 @@ class _FilledFolderDataset(AbstractDataset[Filler, Content]):
 
     def _exists(self) -> bool:
         return (self._path / MANIFEST).is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}
 
     def _made_by(self) -> str:
         """The command that fills the folder, which lies in that of its run."""

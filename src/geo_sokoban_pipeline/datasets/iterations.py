@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import pyarrow.parquet as pq
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 from kedro.utils import load_obj
 
+from geo_sokoban_pipeline.datasets.base import PathDataset
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
@@ -72,7 +73,7 @@ def partition_order(partition: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 
 
-class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
+class IterationPartitions(PathDataset[dict[str, Any], Any]):
     """Base of the datasets with one or several partitions per iteration.
 
     A subclass sets `suffix` and `parted`, and defines `_write` and `_read` for the file or folder of one partition.
@@ -84,10 +85,6 @@ class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
 
     suffix = ""
     parted = False  # whether an iteration has several parts, in a folder of its own
-
-    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
-        self.metadata = metadata
 
     def _write(self, path: Path, value: Any) -> None:
         raise NotImplementedError
@@ -158,9 +155,6 @@ class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
 
     def _exists(self) -> bool:
         return bool(self.partitions())
-
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}
 
     def _release(self) -> None:
         """Nothing is cached."""
@@ -408,6 +402,10 @@ class CheckpointsDataset(IterationPartitions):
             DatasetError: caused by a `CorruptFolderError` that names the file and what to delete.
         """
         return {name: self._read(self._place(name)) for name in self.partitions()}
+
+    def resume_state(self) -> ResumeState:
+        """State from which a loop continues, see `read_resume_state`."""
+        return read_resume_state(self._path)
 
     def _read(self, path: Path) -> Checkpoint:
         manifest = read_manifest(path, verify=False)

@@ -9,9 +9,10 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 from kedro.utils import load_obj
 
+from geo_sokoban_pipeline.datasets.base import PathDataset
 from geo_sokoban_pipeline.datasets.iterations import IterationPartitions
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.row_stream import RowStream, stored_rows, write_rows
@@ -55,7 +56,7 @@ logger = logging.getLogger(__name__)
 _SHOWN_TEXT = 80
 
 
-class FrameDataset(AbstractDataset[Any, Any]):
+class FrameDataset(PathDataset[Any, Any]):
     """One parquet file as a pandas frame.
 
     Args:
@@ -79,13 +80,12 @@ class FrameDataset(AbstractDataset[Any, Any]):
         data: TaskData | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        self._path = Path(with_data_id(path, task, data))
+        super().__init__(with_data_id(path, task, data), metadata)
         if data is not None:
             module = data[str(task)]["schemas"]
             schema = f"{module}.{schema}" if module and schema else None
         self._schema = schema
         self._once = data is not None
-        self.metadata = metadata
 
     def load(self) -> pd.DataFrame:
         """The frame.
@@ -208,7 +208,7 @@ class FrameDataset(AbstractDataset[Any, Any]):
         return self._path.is_file()
 
     def _describe(self) -> dict[str, Any]:
-        return {"path": str(self._path), "schema": self._schema}
+        return {**super()._describe(), "schema": self._schema}
 
 
 class PromptsDataset(FrameDataset):

@@ -1,8 +1,4 @@
-"""Read-only views of stored files: what the own run or another one has stored, or what hooks have written.
-
-In Kedro's graph no node may read an entry that it writes. A view is another entry on the same path, so that a node
-finds out whether its work is done, and the loop after which iteration it continues.
-"""
+"""Entries that are only read: what a node has stored itself, what another run has stored, what hooks have written."""
 
 from __future__ import annotations
 
@@ -12,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kedro.io import AbstractDataset, DatasetError
-from kedro.utils import load_obj
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
+from geo_sokoban_pipeline.datasets.base import ReadOnlyDataset
+from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
 from geo_sokoban_pipeline.runs.folders import RunStore
 
 _PARTS: Mapping[str, Callable[[RunStore, SourceOptions], Any]] = {
@@ -30,40 +27,52 @@ _PARTS: Mapping[str, Callable[[RunStore, SourceOptions], Any]] = {
 }
 
 
-class ViewDataset(AbstractDataset[None, Any]):
-    """The result of a function that reads a path, at the moment when it is loaded.
+class RunsDataset(ReadOnlyDataset[RunStore]):
+    """All stored runs below a data root."""
+
+    def load(self) -> RunStore:
+        """The store of these runs."""
+        return RunStore(self._path)
+
+
+class FolderDataset(ReadOnlyDataset[Path]):
+    """A folder by its place, for tools that take one."""
+
+    def load(self) -> Path:
+        """The folder; it need not be there."""
+        return self._path
+
+
+class ResumableDataset(ReadOnlyDataset[Any]):
+    """What another entry holds when a node loads this one: the way in which a node continues from its own output.
+
+    In Kedro's graph no node may read an entry that it writes. So `policy` has a second entry `policy_state` with the
+    same dataset; the node reads the second, returns at once where its work is done, and writes the first.
 
     Args:
-        path: file or folder; it need not be there.
-        read: dotted name of a function of the path, also called where nothing is stored yet; it needs no Kedro.
+        dataset: configuration of the other entry.
         metadata: ignored here; read by kedro-viz.
     """
 
-    def __init__(self, path: str, read: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
-        self._read = read
+    def __init__(self, dataset: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
+        self._dataset = AbstractDataset.from_config("stored", dataset)
         self.metadata = metadata
 
     def load(self) -> Any:
-        """The stored state now.
+        """What is stored, None where nothing is; of checkpoints the newest, see `read_resume_state`.
 
         Raises:
             DatasetError: caused by a `CorruptFolderError` that names the damaged file.
         """
-        return load_obj(self._read)(self._path)
-
-    def save(self, data: None) -> None:
-        """Refused: this is a view."""
-        raise DatasetError(f"{self._path} is saved by another entry or by a hook; this one only reads")
-
-    def _exists(self) -> bool:
-        return True
+        if isinstance(self._dataset, CheckpointsDataset):
+            return self._dataset.resume_state()
+        return self._dataset.load() if self._dataset.exists() else None
 
     def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix(), "read": self._read}
+        return {"dataset": self._dataset._describe()}
 
 
-class SourceDataset(AbstractDataset[None, Callable[[], Any]]):
+class SourceDataset(ReadOnlyDataset[Callable[[], Any]]):
     """A part of the stored run that a pipeline's `source` names, found and verified when the node calls for it.
 
     Args:
@@ -82,21 +91,13 @@ class SourceDataset(AbstractDataset[None, Callable[[], Any]]):
     ) -> None:
         if part not in _PARTS:
             raise DatasetError(f"part={part}: must be one of {', '.join(_PARTS)}")
-        self._path = Path(path)
+        super().__init__(path, metadata)
         self._part = part
         self._source = SourceOptions.model_validate(sources.get(run, {}))
-        self.metadata = metadata
 
     def load(self) -> Callable[[], Any]:
         """A function that finds the part; it raises a `SourceError` where nothing of that name is stored."""
         return partial(_PARTS[self._part], RunStore(self._path), self._source)
 
-    def save(self, data: None) -> None:
-        """Refused: runs are written by their own pipelines."""
-        raise DatasetError(f"{self._path}: {self._source.run} is written by its own pipeline; this entry only reads")
-
-    def _exists(self) -> bool:
-        return self._path.is_dir()
-
     def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix(), "part": self._part, "source": self._source.model_dump()}
+        return {**super()._describe(), "part": self._part, "source": self._source.model_dump()}

@@ -37,27 +37,17 @@ class PolicyFolder:
     manifest: dict[str, Any]
 
 
-def find_policy(path: Path) -> PolicyFolder | None:
-    """The policy at a path, all its files compared with its manifest; None where there is no sealed folder.
-
-    Raises:
-        CorruptFolderError: a file is missing, truncated or altered; the message names it.
-    """
-    manifest = read_manifest(path)
-    return None if manifest is None else PolicyFolder(path, manifest)
-
-
 def open_policy(path: Path) -> PolicyFolder:
-    """The policy at a path.
+    """The policy at a path, all its files compared with its manifest.
 
     Raises:
         FileNotFoundError: no sealed folder there.
-        CorruptFolderError: see `find_policy`.
+        CorruptFolderError: a file is missing, truncated or altered; the message names it.
     """
-    found = find_policy(path)
-    if found is None:
+    manifest = read_manifest(path)
+    if manifest is None:
         raise FileNotFoundError(f"{path} holds no policy: there is no {MANIFEST}. Run the pipeline that makes it.")
-    return found
+    return PolicyFolder(path, manifest)
 
 
 def check_policy_files(folder: Path) -> None:

@@ -109,7 +109,7 @@ def write_report(
     audit: dict[str, Any],
     audited: dict[str, Any] | None,
     commands: list[dict[str, Any]] | None,
-    browsed: list[str],
+    browsed: dict[str, Any] | None,
     run_id: str,
     options: TrainOptions,
     data: dict[str, Any],
@@ -120,6 +120,7 @@ def write_report(
     from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
 
     run = f"train_{options.task}"
+    shown = (browsed or {}).get("runs", ())
     inputs = ReportInputs(
         task=options.task,
         run=run,
@@ -138,6 +139,6 @@ def write_report(
         index=episodes,
         audit=audit,
         whole_audit=audited,
-        site=f"../../browse_{options.task}/{run_id}/site" if f"{run}/{run_id}" in browsed else None,
+        site=f"../../browse_{options.task}/{run_id}/site" if f"{run}/{run_id}" in shown else None,
     )
     return build_report(inputs)
