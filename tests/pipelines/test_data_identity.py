@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -154,12 +155,18 @@ def test_the_hint_for_missing_tables_of_a_file_makes_them(clone, own_levels):
     assert [Board.from_text(text) for text in rows["level_xsb"]] == [Board.from_text(text) for text in LEVELS]
 
 
-def test_shares_of_the_command_stay(clone, own_levels):
-    shares = "sokoban.shares.train=0.4,sokoban.shares.validation=0.3,sokoban.shares.eval=0.3"
-    assert clone.command("--pipelines=data_sokoban", f"--params={own_levels},{shares}").exit_code == 0
-    given = f"run_id=two,evaluate_sokoban.source.run_id=default,{own_levels},{shares}"
-    assert clone.command("--pipelines=evaluate_sokoban", f"--params={given}").exit_code == 0
-    assert read_json(clone.folder("08_reporting", "evaluate_sokoban", "two") / "eval_summary.json")["prompts"] == 1
+def test_rows_that_the_run_was_trained_on_are_not_all_played(clone, own_levels):
+    """The command names the file of the run's own data: its training rows would be played. Shares of a command stay."""
+    assert clone.command("--pipelines=data_sokoban", f"--params={own_levels}").exit_code == 0
+    (made,) = data_folder(clone).glob("my-levels-file-*")
+    shutil.copy(made / "data.json", clone.folder("06_models"))
+    line = error_of(clone, "--pipelines=evaluate_sokoban", f"--params={own_levels}")
+    (given,) = re.findall("give --params (.*?)[.] To try", line)
+    assert f"made with the data {made.name}, but" in line and "sokoban.shares.eval=0.22" in given
+    words = f"--params={shlex.split(given)[0]},{own_levels}"
+    assert clone.command("--pipelines=evaluate_sokoban", words).exit_code == 0
+    summary = read_json(clone.folder("08_reporting", "evaluate_sokoban") / "eval_summary.json")
+    assert (summary["prompts"], summary["data_id"]) == (1, made.name)
 
 
 def test_data_that_were_deleted_are_made_again_by_the_command_of_the_message(clone):

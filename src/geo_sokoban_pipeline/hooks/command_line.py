@@ -54,6 +54,7 @@ _NOT_FINITE = (".inf", "-.inf", ".nan")
 _INTEGER = re.compile(r"0|[1-9]\d*")
 _UNLIKE_NUMBERS = re.compile(r".*_|[-+]?0\d")
 _CONFIGURED = ".run.params."  # before the names of parameters in a file of `--config`
+ROW_SOURCES = frozenset({"source", "file", "hub"})  # options of a task's data that say where its rows come from
 _COMMA = "\\x2c"  # a comma within double quotes of YAML
 _ORDER = (
     "the parts of a GRPO iteration must be saved one after the other, the checkpoint last, because it commits the "
@@ -195,11 +196,6 @@ def _rows_to_play(text: str, chosen: Collection[str]) -> Iterable[str]:
             yield from all_rows(task, {name.split(".")[1] for name in names if name.startswith(f"{task}.")})
 
 
-def names_rows(given: Collection[str]) -> bool:
-    """Whether a command names a source among the options of a task's data."""
-    return not {"source", "file", "hub"}.isdisjoint(given)
-
-
 def all_rows(task: str, given: Collection[str]) -> list[str]:
     """Parameters that put all rows of a source into evaluation but those that it publishes for another split.
 
@@ -207,7 +203,7 @@ def all_rows(task: str, given: Collection[str]) -> list[str]:
         given: options of the task's data that a command names; with `shares` among them nothing is added, and its
             `counts` stay.
     """
-    if not names_rows(given) or "shares" in given or "shares" not in task_of(task).data_config.model_fields:
+    if ROW_SOURCES.isdisjoint(given) or "shares" in given or "shares" not in task_of(task).data_config.model_fields:
         return []
     shares = [f"{task}.shares.{split}={int(split == 'eval')}" for split in SPLITS]
     return shares if "counts" in given else shares + [f"{task}.counts.{split}=null" for split in SPLITS]

@@ -54,9 +54,11 @@ def task_data(parameters: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 def sources(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The `source` of each section that has one."""
-    sections = {name: section for name, section in parameters.items() if isinstance(section, dict)}
-    found = {name: section.get("source") for name, section in sections.items()}
-    return {name: source for name, source in found.items() if isinstance(source, dict)}
+    return {
+        name: section["source"]
+        for name, section in parameters.items()
+        if isinstance(section, dict) and isinstance(section.get("source"), dict)
+    }
 
 
 def docs_root(parameters: Mapping[str, Any]) -> str:

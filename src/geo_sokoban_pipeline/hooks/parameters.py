@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from kedro.framework.hooks import hook_impl
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.data import DataOptions
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.launcher_env import MODEL_NAME, MODELS
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
-from geo_sokoban_pipeline.hooks.command_line import all_rows, names_rows
+from geo_sokoban_pipeline.hooks.command_line import ROW_SOURCES, all_rows
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, sources
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.stored import other_settings
@@ -110,18 +109,9 @@ def plan_data(request: CommandRequest, parameters: ProjectParameters, root: Path
 
 
 def _plan_task(task: str, request: CommandRequest, parameters: ProjectParameters, store: RunStore) -> CommandData:
-    options: DataOptions = getattr(parameters, task)
-    current = identify_data(task, options)
-    given: Mapping[str, Any] = request.given.get(task, {})
-    # Levels or problems of one's own, for a policy that is there.
-    alone = [run for run in request.runs if run.partition("_")[2] == task] == [f"evaluate_{task}"]
-    own_rows = alone and options.source != "generate" and names_rows(given)
-    if own_rows and (words := all_rows(task, given)):  # a command line has them already
-        raise ParameterError(
-            f"{task}.source={options.source}: say which of its rows are played; --params {','.join(words)} plays all."
-        )
+    current = identify_data(task, getattr(parameters, task))
     runs = {
-        run: _source_data(run, current, own_rows, parameters, request, store)
+        run: _source_data(run, current, parameters, request, store)
         for run in (f"{kind}_{task}" for kind in ON_RUNS)
         if _reads(run, (f"{run}.source_", f"{task}."), request)
     }
@@ -136,19 +126,31 @@ def _reads(run: str, names: tuple[str, ...], request: CommandRequest) -> bool:
     return any(name.startswith(names) for node in nodes if node.namespace == run for name in node.inputs)
 
 
+def _own_rows(run: str, current: DataIdentity, request: CommandRequest) -> bool:
+    """Whether a command evaluates alone, and names levels or problems that a stored policy plays.
+
+    Raises:
+        ParameterError: it does not say which of the rows; Kedro's command line does (`all_rows`).
+    """
+    task, given = current.task, request.given.get(current.task, {})
+    alone = run == f"evaluate_{task}" and [name for name in request.runs if name.partition("_")[2] == task] == [run]
+    if not alone or current.settings["source"] == "generate" or ROW_SOURCES.isdisjoint(given):
+        return False
+    if words := all_rows(task, given):
+        raise ParameterError(
+            f"{task}.source={current.settings['source']}: say which of its rows are played. All of them are with "
+            f"--params {','.join(words)}."
+        )
+    return True
+
+
 def _source_data(
-    run: str,
-    current: DataIdentity,
-    own_rows: bool,
-    parameters: ProjectParameters,
-    request: CommandRequest,
-    store: RunStore,
+    run: str, current: DataIdentity, parameters: ProjectParameters, request: CommandRequest, store: RunStore
 ) -> DataIdentity:
     """The data of the run or policy that a source names; logs which one that is.
 
     Args:
         current: of the parameters.
-        own_rows: whether the command names rows that a policy plays although it was trained on others.
     """
     task, source = current.task, getattr(parameters, run).source
     if run.startswith("control_"):  # it continues from the warm start, whatever checkpoint is named
@@ -160,6 +162,7 @@ def _source_data(
         )
     found = store.describe(source, trajectories=_READ.get(run.partition("_")[0]))
     if not _uses_run(run, source):
+        _own_rows(run, current, request)
         log.info("%s works on %s, which has no data of its own; data of the settings: %s", run, found.words, current.id)
         return current
     note = store.data_note(source)
@@ -170,7 +173,8 @@ def _source_data(
             f"{run}.source.checkpoint: the data of the settings ({current.id}) are then used."
         )
     stored = DataIdentity(task, note["id"], note["settings"], note["run"]["params"][task])
-    if stored.id != current.id and own_rows:
+    same_source = all(stored.settings.get(name) == current.settings.get(name) for name in ROW_SOURCES)
+    if not same_source and _own_rows(run, current, request):
         log.info("%s works on %s, but on other data than its run's: %s", run, found.words, current.id)
         stored = current
     elif stored.id != current.id and (task in request.given or _reads(run, (f"{task}.",), request)):
@@ -200,13 +204,12 @@ def _source_data(
 def _way_back(stored: DataIdentity, current: DataIdentity) -> str:
     """How a command describes the data of a run again."""
     before, now = flatten(stored.options), flatten(current.options)
-    words = [
-        f"{stored.task}.{name}={json.dumps(value, ensure_ascii=False)}"
-        for name, value in before.items()
-        if now.get(name) != value
-    ]
-    if not words:
+    changed = {name for name, value in before.items() if now.get(name) != value}
+    if not changed:
         return "A file or folder that they were read from has changed since: put it back to work on the run's data."
+    if before["source"] != "generate":  # a command that names a source, and no shares of it, evaluates all of its rows
+        changed |= {name for name in before if name.startswith("shares.")}
+    words = (f"{stored.task}.{name}={json.dumps(before[name], ensure_ascii=False)}" for name in sorted(changed))
     return f"To work on the data of the run, give --params {shlex.quote(','.join(words))}."
 
 
