@@ -40,6 +40,7 @@ RANKS = (*("ray::process ", "ray::rollout worker ", "ray::server ", "ray::Actor"
 _PATIENT = {
     "RAY_worker_register_timeout_seconds": "120",  # the first worker of a node imports before it registers
     "RAY_raylet_start_wait_time_s": "100",
+    "RAY_agent_register_timeout_ms": "120000",  # a node waits for its agent; on a busy machine 30 s are too few
     "RAY_health_check_timeout_ms": "120000",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_prestart_worker_first_driver": "0",  # it would be no fork, and of no use
