@@ -1,4 +1,4 @@
-"""What a process holds of a policy of 75 million weights that several ranks share: its part, and a few units."""
+"""Memory of a process that shares a policy of 75 million weights with other ranks: its part, and a few units."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Loaded = TypeVar("Loaded")
 
 
 class PathDataset(AbstractDataset[Saved, Loaded]):
-    """Base of what lies at one path.
+    """Base of the datasets at one path.
 
     Args:
         path: file or folder; it need not be there.
@@ -34,7 +34,7 @@ class PathDataset(AbstractDataset[Saved, Loaded]):
 
 
 class ReadOnlyDataset(PathDataset[None, Loaded]):
-    """Base of what another entry, another run or a hook writes."""
+    """Base of views on the output of another entry, another run or a hook."""
 
     def save(self, data: None) -> None:
         """Refused."""

@@ -1,4 +1,4 @@
-"""Entries that are only read: what a node has stored itself, what another run has stored, what hooks have written."""
+"""Read-only entries: the own output of a node, parts of another run, files of hooks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FolderDataset(ReadOnlyDataset[Path]):
 
 
 class ResumableDataset(ReadOnlyDataset[Any]):
-    """What another entry holds when a node loads this one: the way in which a node continues from its own output.
+    """The present content of another entry, with which a node continues from its own output.
 
     In Kedro's graph no node may read an entry that it writes. So `policy` has a second entry `policy_state` with the
     same dataset; the node reads the second, returns at once where its work is done, and writes the first.
@@ -59,7 +59,7 @@ class ResumableDataset(ReadOnlyDataset[Any]):
         self.metadata = metadata
 
     def load(self) -> Any:
-        """What is stored, None where nothing is; of checkpoints the newest, see `read_resume_state`.
+        """The stored value, None without one; of checkpoints the newest, see `read_resume_state`.
 
         Raises:
             DatasetError: caused by a `CorruptFolderError` that names the damaged file.
