@@ -1,4 +1,4 @@
-"""One finished run of `--env=test`, shared by all tests here, and the same commands without a new process."""
+"""Finished runs of `--env=test`, shared by all tests here, and the same commands without a new process."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import importlib
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kedro.framework.session import KedroSession
 
+from geo_sokoban_pipeline.studies.plan import merge
 from runs import Project, finish, kedro_command
+
+LONGER: dict[str, Any] = {"train_sokoban": {"loop": {"iterations": 4}}}
+LEARNT = {"steps": 40, "play_every": 40}  # of the warm start: a few more than `--env=test` has, to answer at all
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,16 @@ class FinishedRun(Project):
         return Project(root)
 
 
+@dataclass(frozen=True)
+class GeometryRun(Project):
+    """A data root with a run of a geometry task, of which each command has the settings."""
+
+    task: str
+
+    def _session(self, params: dict[str, Any]) -> AbstractContextManager[KedroSession]:
+        return super()._session(merge({f"train_{self.task}": {"warm_start": LEARNT}}, params))
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """`kedro run --pipelines=train_sokoban --env=test` with tracking, all checkpoints kept, in a process of its own."""
@@ -51,11 +67,19 @@ def stored_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFacto
         root = tmp_path_factory.mktemp(f"stored_{task}")
         if task == "sokoban":
             return finished_run.clone(root / "data")
-        project = Project(root)
-        project.succeed(f"--pipelines=train_{task}")
+        project = GeometryRun(root, task)
+        project.run(f"train_{task}")
         return project
 
     return make
+
+
+@pytest.fixture(scope="session")
+def longer_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The finished run with one iteration more, which is logged to the MLflow run of the others."""
+    project = finished_run.clone(tmp_path_factory.mktemp("longer") / "data")
+    project.run(params={**LONGER, "tracking": {"enabled": True, "uri": f"sqlite:///{finished_run.root / 'mlflow.db'}"}})
+    return project
 
 
 @pytest.fixture

@@ -19,7 +19,9 @@ from geo_sokoban_pipeline.parameters import section_model
 from geo_sokoban_pipeline.pipeline_registry import register_pipelines
 from geo_sokoban_pipeline.runs.folders import SourceError
 from geo_sokoban_pipeline.tasks import task_of
-from runs import ROOT
+from runs import ROOT, assert_same_run, read_run
+
+pytestmark = pytest.mark.xdist_group("stored")
 
 # Datasets that live in memory, each with the reason.
 IN_MEMORY = {
@@ -30,36 +32,11 @@ for _study in (name for name in REGISTERED if name.startswith("study_")):
     IN_MEMORY[f"{_study}.plan"] = "follows from the parameters alone"
     IN_MEMORY[f"{_study}.finished"] = "the plan once more, when its runs are done"
 TASKS = sorted(name.removeprefix("train_") for name in REGISTERED if name.startswith("train_"))
-# A node of the data starts the data pipeline; a whole run from there is what the other tests do.
-STARTS = [
-    (task, pipeline, node.name)
-    for task in TASKS
-    for pipeline in (f"data_{task}", f"train_{task}")
-    for node in REGISTERED[pipeline].nodes
-    if (node.namespace == task) == pipeline.startswith("data_")
-]
-# Pipelines on a stored run; those of all tasks are made by one template.
-STARTS += [
-    ("sokoban", pipeline, node.name)
-    for pipeline in (
-        f"{kind}_sokoban"
-        for kind in (
-            "rollout",
-            "update",
-            "evaluate",
-            "regrade",
-            "export",
-            "report",
-            "browse",
-            "score",
-            "control",
-            "check",
-            "audit",
-        )
-    )
-    for node in REGISTERED[pipeline].nodes
-    if node.namespace == pipeline
-]
+ON_STORED_RUNS = (
+    "rollout", "update", "evaluate", "regrade", "export", "report", "browse", "score", "control", "check", "audit",
+)  # fmt: skip
+# The pipelines of all tasks are made by one template; the steps of the data are a task's own.
+STARTED = ["data_geo3k_multi_turn", *(f"{kind}_sokoban" for kind in ("data", "train", *ON_STORED_RUNS))]
 
 
 @pytest.fixture(scope="module")
@@ -72,26 +49,11 @@ def catalog(tmp_path_factory):
             yield session.load_context().catalog
 
 
-@pytest.mark.parametrize("pipeline", REGISTERED)
-def test_every_dataset_has_its_catalog_entry(catalog, pipeline):
-    names = {name for name in REGISTERED[pipeline].datasets() if name.partition(":")[0] != "params"}
-    assert {name for name in names if name not in catalog} <= set(IN_MEMORY)
-
-
-def test_what_lives_in_memory_is_used(catalog):
+def test_every_dataset_and_parameter_has_its_entry(catalog):
     used = {name for pipeline in REGISTERED.values() for name in pipeline.datasets()}
-    assert set(IN_MEMORY) <= used and not any(name in catalog for name in IN_MEMORY)
-
-
-@pytest.mark.parametrize("pipeline", REGISTERED)
-def test_every_parameter_that_a_node_takes_is_there(catalog, pipeline):
-    names = {name for name in REGISTERED[pipeline].datasets() if name.startswith("params:")}
-    assert {name for name in names if name not in catalog} == set()
-
-
-def test_no_node_takes_all_parameters():
-    """Each one names the sections that it needs, so that Kedro checks them and kedro-viz draws them."""
-    assert {name for name, pipeline in REGISTERED.items() if "parameters" in pipeline.datasets()} == set()
+    assert {name for name in used if name not in catalog} == set(IN_MEMORY)
+    # Each node names the sections that it needs, so that Kedro checks them and kedro-viz draws them.
+    assert "parameters" not in used
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -177,19 +139,14 @@ def test_other_runners_are_refused_before_any_work(project, pipeline, runner, wh
     assert not project.root.exists()
 
 
-@pytest.fixture(scope="module")
-def begun():
-    """Names of the pipelines of which every node has run."""
-    return {f"{kind}_{task}" for kind in ("data", "train") for task in TASKS}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "pipeline", "node"), STARTS, ids=[node for _, _, node in STARTS])
-def test_every_node_can_be_the_start_of_a_run(stored_run, begun, task, pipeline, node):
-    """The stored run continues from there: what is stored is found again, nothing is trained twice."""
-    if pipeline not in begun and node != next(
-        one.name for one in REGISTERED[pipeline].nodes if one.namespace == pipeline
-    ):
-        stored_run(task).run(pipeline)
-    begun.add(pipeline)
-    stored_run(task).run(pipeline, from_nodes=[node])
+@pytest.mark.parametrize("pipeline", STARTED)
+def test_every_node_can_be_the_start_of_a_run(stored_run, pipeline):
+    """Each node alone, in their order: it finds what other commands have stored, and nothing is trained twice."""
+    kind, _, task = pipeline.partition("_")
+    project = stored_run(task)
+    before = read_run(project.root, f"train_{task}")
+    for node in REGISTERED[pipeline].nodes:
+        if node.namespace == (task if kind == "data" else pipeline):
+            project.run(pipeline, from_nodes=[node.name], to_nodes=[node.name])
+    assert_same_run(before, read_run(project.root, f"train_{task}"))
