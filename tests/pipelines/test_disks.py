@@ -15,27 +15,14 @@ import pytest
 from kedro.io import DatasetError
 
 from mounts import closable_folder, leave_free, set_read_only, small_disk
-from runs import assert_same_run, read_run
+from pipelines.conftest import LONGER
+from runs import Project, assert_same_run, read_run
 
 pytestmark = pytest.mark.slow
 
 MODELS, OUTPUTS = "06_models/train_sokoban/default", "07_model_output/train_sokoban/default"
 DISK = 64 << 20
 Disk = Callable[[Path, int], AbstractContextManager[Path]]
-
-
-def rewind(root: Path) -> None:
-    """Take a finished run back to the end of iteration 0."""
-    models, outputs = root / MODELS, root / OUTPUTS
-    for k in (1, 2):
-        shutil.rmtree(models / "checkpoints" / f"iter={k:05d}")
-        shutil.rmtree(outputs / "trajectories" / f"iter={k:05d}")
-        shutil.rmtree(outputs / "eval_trajectories" / f"iter={k + 1:05d}")
-        (outputs / "metrics" / f"iter={k:05d}.json").unlink()
-    (models / "checkpoints" / "COMPLETE.json").unlink()
-    shutil.rmtree(models / "final_policy")
-    shutil.rmtree(outputs / "held_out_trajectories")
-    shutil.rmtree(root / "08_reporting" / "train_sokoban")
 
 
 @pytest.fixture
@@ -45,7 +32,7 @@ def disks() -> Iterator[ExitStack]:
         yield stack
 
 
-def put_on_disk(disks: ExitStack, folder: Path, kind: Disk = small_disk) -> Path:
+def put_on_disk(disks: ExitStack, folder: Path, kind: Disk) -> Path:
     """Move a folder's content onto a small disk of its own, or into a folder that can be closed."""
     aside = folder.with_name(f"{folder.name}_aside")
     folder.rename(aside)
@@ -55,50 +42,45 @@ def put_on_disk(disks: ExitStack, folder: Path, kind: Disk = small_disk) -> Path
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "free", "said"),
-    [
-        (f"{OUTPUTS}/trajectories", 4096, "iter=00001/part-000.parquet: disk full, about"),
-        (f"{OUTPUTS}/eval_trajectories", 4096, "iter=00002/part-000.parquet: disk full, about"),
-        (f"{OUTPUTS}/metrics", 0, "iter=00001.json: disk full, about"),
-        (f"{MODELS}/checkpoints", 1 << 20, "iter=00001: disk full, about"),
-    ],
-)
-def test_a_full_disk(finished_run, clone, disks, name, free, said):
-    rewind(clone.root)
-    folder = put_on_disk(disks, clone.root / name)
-    ballast = leave_free(folder, free)
+def fail_and_go_on(project: Project, *said: str) -> None:
+    """The command ends with an error that says so much; what was committed is readable, and nothing half-written."""
     with pytest.raises(DatasetError) as error:
-        clone.run()
-    for part in (f"{folder}/{said}", "free", "the same command continues from it"):
+        project.run(params=LONGER)
+    for part in (*said, "the same command continues from it"):
         assert part in str(error.value)
-    # What was committed is readable, and nothing half-written is taken for more.
-    state = clone.load("train_sokoban.resume_state")
-    assert (state["iteration"], state["complete"]) == (0, None)
-    assert clone.load("train_sokoban.trajectories")["iter=00000/part-000"]().num_rows == 16
-    assert not list(clone.root.rglob(".*.tmp"))
-    ballast.unlink()
-    clone.run()
-    assert_same_run(read_run(finished_run.root), read_run(clone.root))
+    assert project.load("train_sokoban.resume_state")["iteration"] == 2
+    assert project.load("train_sokoban.trajectories")["iter=00002/part-000"]().num_rows == 16
+    assert not list(project.root.rglob(".*.tmp"))
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
+def test_full_disks(longer_run, clone, disks):
+    """One after the other in the next iteration: its episodes, its validation, its metrics, its checkpoint."""
+    full = (
+        (f"{OUTPUTS}/trajectories", 4096, "iter=00003/part-000.parquet: disk full, about"),
+        (f"{OUTPUTS}/eval_trajectories", 4096, "iter=00004/part-000.parquet: disk full, about"),
+        (f"{OUTPUTS}/metrics", 0, "iter=00003.json: disk full, about"),
+        (f"{MODELS}/checkpoints", 1 << 20, "iter=00003: disk full, about"),
+    )
+    for name, free, said in full:
+        folder = put_on_disk(disks, clone.root / name, small_disk)
+        ballast = leave_free(folder, free)
+        fail_and_go_on(clone, f"{folder}/{said}", "free")
+        ballast.unlink()
+    clone.run(params=LONGER)
+    assert_same_run(read_run(longer_run.root), read_run(clone.root))
+
+
+def test_read_only_folders(longer_run, clone, disks):
     # The loop takes old checkpoints back before it begins, so there the folder itself is named.
-    [(f"{OUTPUTS}/trajectories", "/iter=00001"), (f"{MODELS}/checkpoints", "")],
-)
-def test_a_read_only_folder(finished_run, clone, disks, name, place):
-    rewind(clone.root)
-    folder = put_on_disk(disks, clone.root / name, closable_folder)
-    set_read_only(folder, True)
-    with pytest.raises(DatasetError) as error:
-        clone.run()
-    for part in (f"{folder}{place}", "no right to write (", "the same command continues from it"):
-        assert part in str(error.value)
-    assert clone.load("train_sokoban.resume_state")["iteration"] == 0
-    set_read_only(folder, False)
-    clone.run()
-    assert_same_run(read_run(finished_run.root), read_run(clone.root))
+    for name, place in ((f"{OUTPUTS}/trajectories", "/iter=00003"), (f"{MODELS}/checkpoints", "")):
+        folder = put_on_disk(disks, clone.root / name, closable_folder)
+        set_read_only(folder, True)
+        fail_and_go_on(clone, f"{folder}{place}", "no right to write (")
+        set_read_only(folder, False)
+    clone.run(params=LONGER, to_nodes=["train_sokoban.train_grpo"])
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (run.root / MODELS / "checkpoints/iter=00003" / name for run in (longer_run, clone))
+        assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_read_only_data_root_stops_before_any_work(project, disks):
