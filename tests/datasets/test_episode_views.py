@@ -100,11 +100,8 @@ def test_the_queries_of_the_docs_run(
 ) -> None:
     (tmp_path / "data").symlink_to(outputs.parents[2])
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "trajectories.md").read_text(encoding="utf-8"), re.DOTALL
-    )
     names: dict[str, Any] = {"catalog": catalog}
-    for block in blocks:
+    for block in re.findall(r"(?s)```python\n(.*?)```", (ROOT / "docs" / "trajectories.md").read_text()):
         exec(block, names)
     assert len(names["first"].collect()) == 2 and names["episodes"]["tags"].notna().sum() == 18
 
@@ -112,10 +109,9 @@ def test_the_queries_of_the_docs_run(
 # The pandas view of the trajectories: a part of them.
 
 
-def trajectories(catalog: DataCatalog) -> TrajectoriesFrameDataset:
-    found = catalog["train_sokoban.trajectories@pandas"]
-    assert isinstance(found, TrajectoriesFrameDataset)
-    return found
+@pytest.fixture(scope="module")
+def frames(catalog: DataCatalog) -> Any:
+    return catalog["train_sokoban.trajectories@pandas"]
 
 
 FILTERS: list[tuple[Any, int]] = [
@@ -128,8 +124,8 @@ FILTERS: list[tuple[Any, int]] = [
 
 
 @pytest.mark.parametrize(("conditions", "count"), FILTERS)
-def test_filters_choose_rows(catalog: DataCatalog, conditions: Any, count: int) -> None:
-    frame = trajectories(catalog).read(columns=["trajectory_id", "turns"], filter=conditions)
+def test_filters_choose_rows(frames: TrajectoriesFrameDataset, conditions: Any, count: int) -> None:
+    frame = frames.read(columns=["trajectory_id", "turns"], filter=conditions)
     assert frame.columns.tolist() == ["trajectory_id", "turns", "partition"] and len(frame) == count
     assert all(isinstance(turns, list) for turns in frame["turns"])
 
@@ -154,31 +150,29 @@ def test_columns_and_iterations_are_of_the_entry_or_of_the_call(outputs: Path, c
         ({"filter": [("turns", "==", 1)]}, "turns has several values per episode"),
     ],
 )
-def test_what_cannot_be_read_is_named(catalog: DataCatalog, arguments: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_read_is_named(frames: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(DatasetError, match=message):
-        trajectories(catalog).read(**arguments)
+        frames.read(**arguments)
 
 
-def test_what_does_not_fit_is_refused_before_it_is_read(catalog: DataCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_refused_before_it_is_read(frames: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=200_000))
-    with pytest.raises(DatasetError, match=r"24 episodes take about .* GB in a pandas frame .*@polars") as error:
-        catalog.load("train_sokoban.trajectories@pandas")
+    with pytest.raises(DatasetError, match=r"(?s)24 episodes take about .* GB in a pandas frame .*@polars") as error:
+        frames.load()
     assert "read(columns=" in str(error.value)
-    view = trajectories(catalog)
-    assert len(view.read(columns=["reward", "success"])) == 24
-    assert len(view.read(filter=[("success", "==", False), ("iteration", "==", 1)])) == 2
+    assert len(frames.read(columns=["reward", "success"])) == 24
+    assert len(frames.read(filter=[("success", "==", False), ("iteration", "==", 1)])) == 2
 
 
-@pytest.mark.parametrize("columns", [["token_ids", "rollout_log_probs"], ["turns"], ["metrics"], ["reward", "success"]])
-def test_estimated_bytes_are_about_those_of_the_frame(tmp_path: Path, columns: list[str]) -> None:
-    dataset = TrajectoriesDataset(str(tmp_path))
-    dataset.save(name_parts(0, make_trajectories(64, turns=6, response_tokens=24), CONTEXT))
+def test_estimated_bytes_are_about_those_of_the_frame(tmp_path: Path) -> None:
+    TrajectoriesDataset(str(tmp_path)).save(name_parts(0, make_trajectories(64, turns=6, response_tokens=24), CONTEXT))
     view = TrajectoriesFrameDataset(str(tmp_path))
-    view.read(columns=columns)  # what is imported and cached by the first reading is not counted
-    tracemalloc.start()
-    frame = view.read(columns=columns)
-    taken = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    count, sizes = object_bytes(tmp_path / "iter=00000" / "part-000.parquet", columns)
-    assert count == len(frame) and list(sizes) == columns
-    assert 0.5 * taken - 20_000 < sum(sizes.values()) < 2 * taken + 20_000
+    for columns in (["token_ids", "rollout_log_probs"], ["turns"], ["metrics"], ["reward", "success"]):
+        view.read(columns=columns)  # what is imported and cached by the first reading is not counted
+        tracemalloc.start()
+        frame = view.read(columns=columns)
+        taken = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        count, sizes = object_bytes(tmp_path / "iter=00000" / "part-000.parquet", columns)
+        assert count == len(frame) and list(sizes) == columns
+        assert 0.5 * taken - 20_000 < sum(sizes.values()) < 2 * taken + 20_000

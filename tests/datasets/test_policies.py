@@ -20,6 +20,11 @@ def write(folder: Path) -> dict[str, Any]:
     return {"source": "tiny", "seed": 3}
 
 
+def write_list(folder: Path) -> dict[str, Any]:
+    (folder / "config.json").write_text("[]")
+    return {}
+
+
 def state_of(path: Path) -> ResumableDataset:
     return ResumableDataset({"type": "geo_sokoban_pipeline.datasets.PolicyDataset", "path": str(path)})
 
@@ -31,17 +36,18 @@ def policy(tmp_path: Path) -> PolicyDataset:
     return dataset
 
 
-def test_writer_is_stored_and_loaded(policy: PolicyDataset, tmp_path: Path) -> None:
+def test_a_policy_is_stored_once_and_loaded(policy: PolicyDataset, tmp_path: Path) -> None:
     loaded = policy.load()
     assert policy.exists()
-    assert loaded.path == tmp_path / "policy"
-    assert loaded.manifest["source"] == "tiny"
+    assert (loaded.path, loaded.manifest["source"]) == (tmp_path / "policy", "tiny")
     assert (loaded.path / "processor" / "tokenizer.json").read_text() == '{"a": 1}'
-
-
-def test_own_folder_is_left_alone(policy: PolicyDataset, tmp_path: Path) -> None:
+    state = state_of(tmp_path / "policy")
+    assert state.exists() and state.load().manifest == loaded.manifest
+    for dataset, value, message in ((state, {}, "only reads"), (policy, "folder", "PolicyFolder or a writer")):
+        with pytest.raises(DatasetError, match=message):
+            dataset.save(value)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "policy").rglob("*")}
-    policy.save(policy.load())
+    policy.save(loaded)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "policy").rglob("*")} == before
 
 
@@ -58,12 +64,7 @@ def test_other_folder_is_taken_over(
     final.save(policy.load())
     assert final.load().manifest == policy.load().manifest
     assert (tmp_path / "final" / "config.json").samefile(tmp_path / "policy" / "config.json") is links
-
-
-def test_replacing_keeps_the_source_intact(policy: PolicyDataset, tmp_path: Path) -> None:
-    final = PolicyDataset(str(tmp_path / "final"))
-    final.save(policy.load())
-    final.save(lambda folder: (folder / "config.json").write_text("[]") and {})
+    final.save(write_list)
     assert (policy.load().path / "config.json").read_text() == "{}"
     assert (final.load().path / "config.json").read_text() == "[]"
 
@@ -76,44 +77,27 @@ def test_absent_policy(tmp_path: Path) -> None:
     assert state_of(tmp_path / "none").load() is None
 
 
-def test_state_of_a_stored_policy(policy: PolicyDataset, tmp_path: Path) -> None:
-    state = state_of(tmp_path / "policy")
-    assert state.exists()
-    assert state.load().manifest == policy.load().manifest
-    with pytest.raises(DatasetError, match="only reads"):
-        state.save({})
-
-
-def test_damage_is_named(policy: PolicyDataset, tmp_path: Path) -> None:
+def test_damage_is_named_and_not_taken_over(policy: PolicyDataset, tmp_path: Path) -> None:
+    source = policy.load()
     (tmp_path / "policy" / "config.json").write_text("{ }")
     for dataset in (policy, state_of(tmp_path / "policy")):
         with pytest.raises(DatasetError, match=r"config\.json differs") as caught:
             dataset.load()
         assert isinstance(caught.value.__cause__, CorruptFolderError)
-
-
-def test_damaged_source_is_not_taken_over(policy: PolicyDataset, tmp_path: Path) -> None:
-    source = policy.load()
-    (tmp_path / "policy" / "config.json").write_text("{ }")
     with pytest.raises(CorruptFolderError):
         write_policy(tmp_path / "final", source)
     assert not (tmp_path / "final").exists()
 
 
-def test_other_values_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="PolicyFolder or a writer"):
-        PolicyDataset(str(tmp_path / "policy")).save("folder")
-
-
 def test_full_disk_keeps_the_old_policy(policy: PolicyDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = write_policy(tmp_path / "other", lambda folder: (folder / "config.json").write_text("[1, 2]") and {})
+    other = write_policy(tmp_path / "other", write_list)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr("geo_sokoban_pipeline.runs.policy_folder.link_or_copy", full)
-        with pytest.raises(DatasetError, match="policy: disk full, about 6 bytes needed"):
+        with pytest.raises(DatasetError, match="policy: disk full, about 2 bytes needed"):
             policy.save(other)
     assert policy.load().manifest["source"] == "tiny"
 
@@ -133,25 +117,20 @@ def test_a_failed_replacement_keeps_the_old_policy(
         # Not every file system exchanges two folders in one step.
         patch.setattr("geo_sokoban_pipeline.runs.storage.exchange_folders", lambda first, second: False)
         with pytest.raises(OSError, match="Input/output error"):
-            write_policy(tmp_path / "policy", lambda folder: (folder / "config.json").write_text("[]") and {})
+            write_policy(tmp_path / "policy", write_list)
     assert policy.load().manifest["source"] == "tiny"
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
-    write_policy(tmp_path / "policy", lambda folder: (folder / "config.json").write_text("[]") and {})
+    write_policy(tmp_path / "policy", write_list)
     assert (policy.load().path / "config.json").read_text() == "[]"
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
-@pytest.mark.parametrize(
-    ("name", "named"), [("model-00002.safetensors", True), ("processor/chat.json", True), ("notes.txt", False)]
-)
-def test_foreign_files_that_could_be_loaded_are_named(
-    policy: PolicyDataset, name: str, named: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["model-00002.safetensors", "processor/chat.json"])
+def test_foreign_files_that_could_be_loaded_are_named(policy: PolicyDataset, name: str, tmp_path: Path) -> None:
+    (tmp_path / "policy" / "notes.txt").write_text("{}")
+    policy.load()
     (tmp_path / "policy" / name).write_text("{}")
-    if named:
-        with pytest.raises(DatasetError, match=rf"{name} is not listed in .*manifest\.json. Take it away"):
-            policy.load()
-    else:
+    with pytest.raises(DatasetError, match=rf"{name} is not listed in .*manifest\.json. Take it away"):
         policy.load()
 
 

@@ -51,25 +51,23 @@ def batch(iteration: int, episodes: int = 4) -> TrajectoryBatch:
     return TrajectoryBatch(make_trajectories(episodes, iteration=iteration), CONTEXT)
 
 
-def test_tables_and_batches_are_stored_alike(tmp_path: Path) -> None:
+def test_tables_and_batches_are_stored_alike_and_broken_or_torn_ones_named(tmp_path: Path) -> None:
     catalog = make_catalog(tmp_path)
     catalog.save("trajectories", {"iter=00000/part-000": batch(0), "iter=00001/part-000": batch(1).to_table()})
+    broken = batch(2)
+    broken.trajectories[2].loss_mask[0] = 1
+    with pytest.raises(DataValidationError, match=r"iter=00002/part-000: loss_mask of trajectory '.*0000/02'"):
+        catalog.save("trajectories", {"iter=00002/part-000": broken})
     parts = catalog.load("trajectories")
     assert list(parts) == ["iter=00000/part-000", "iter=00001/part-000"]
     for iteration, read in enumerate(parts.values()):
         table = read()
         validate_trajectories(table)
         assert table.equals(batch(iteration).to_table())
-
-
-def test_kedro_refuses_a_broken_episode_and_keeps_what_is_there(tmp_path: Path) -> None:
-    catalog = make_catalog(tmp_path)
-    catalog.save("trajectories", {"iter=00000/part-000": batch(0)})
-    broken = batch(1)
-    broken.trajectories[2].loss_mask[0] = 1
-    with pytest.raises(DataValidationError, match=r"iter=00001/part-000: loss_mask of trajectory '.*0000/02'"):
-        catalog.save("trajectories", {"iter=00001/part-000": broken})
-    assert list(catalog.load("trajectories")) == ["iter=00000/part-000"]
+    path = tmp_path / "iter=00000" / "part-000.parquet"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(TornFileError, match=r"iter=00000/part-000\.parquet"):
+        parts["iter=00000/part-000"]()
 
 
 def test_a_generator_node_streams_its_iterations(tmp_path: Path) -> None:
@@ -96,23 +94,17 @@ def test_other_values_are_refused(value: object, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
-def test_torn_files_are_named_when_they_are_read(tmp_path: Path) -> None:
-    dataset = TrajectoriesDataset(str(tmp_path))
-    dataset.save({"iter=00000/part-000": batch(0)})
-    path = tmp_path / "iter=00000" / "part-000.parquet"
-    path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(TornFileError, match=r"iter=00000/part-000\.parquet"):
-        dataset.load()["iter=00000/part-000"]()
-
-
 def test_frame_holds_all_but_images(tmp_path: Path) -> None:
     catalog = make_catalog(tmp_path)
+    assert not catalog["trajectories@pandas"].exists()
+    assert catalog.load("trajectories@pandas").shape == (0, len(TRAJECTORY_SCHEMA))
+    with pytest.raises(DatasetError, match="only reads"):
+        catalog.save("trajectories@pandas", {})
     catalog.save("trajectories", {f"iter=0000{i}/part-000": batch(i) for i in range(2)})
     frame = catalog.load("trajectories@pandas")
     assert list(frame.columns) == [name for name in TRAJECTORY_SCHEMA.names if name != "images"] + ["partition"]
     assert frame["partition"].tolist() == ["iter=00000/part-000"] * 4 + ["iter=00001/part-000"] * 4
-    assert frame["iteration"].dtype == "int32"
-    assert frame["reward"].dtype == "float64"
+    assert (frame["iteration"].dtype, frame["reward"].dtype) == ("int32", "float64")
     row, trajectory = frame.iloc[5], batch(1).trajectories[1]
     assert row["token_ids"] == trajectory.token_ids.tolist()
     assert isinstance(row["turns"], list)
@@ -120,12 +112,6 @@ def test_frame_holds_all_but_images(tmp_path: Path) -> None:
     assert row["image_grid_thw"] == [[1, 6, 6]] * 3
     assert row["metrics"] == [{"name": "steps", "value": 3.0}, {"name": "success", "value": 1.0}]
     assert row["reward"] == trajectory.reward
-
-
-def test_frame_of_chosen_iterations(tmp_path: Path) -> None:
-    TrajectoriesDataset(str(tmp_path)).save({f"iter=0000{i}/part-000": batch(i) for i in range(3)})
-    frame = TrajectoriesFrameDataset(str(tmp_path), iterations=[1]).load()
-    assert frame["iteration"].tolist() == [1] * 4
 
 
 def test_missing_values_keep_their_column_a_number(tmp_path: Path) -> None:
@@ -151,19 +137,6 @@ def test_a_run_of_another_version_is_not_continued(tmp_path: Path) -> None:
     dataset.save(Rewind(-1))  # fresh: nothing of the other version stays
     dataset.save({"iter=00000/part-000": batch(0)})
     assert dataset.partitions() == ["iter=00000/part-000"]
-
-
-def test_frame_of_nothing_has_all_columns(tmp_path: Path) -> None:
-    frame = TrajectoriesFrameDataset(str(tmp_path / "none")).load()
-    assert len(frame) == 0
-    assert len(frame.columns) == len(TRAJECTORY_SCHEMA.names)
-
-
-def test_frame_is_a_view(tmp_path: Path) -> None:
-    dataset = TrajectoriesFrameDataset(str(tmp_path))
-    assert not dataset.exists()
-    with pytest.raises(DatasetError, match="only reads"):
-        dataset.save({})
 
 
 PREVIEWER = "geo_sokoban_pipeline.reporting.previews.preview_episodes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,12 @@ def pool() -> Iterator[GradingPool]:
 
 @pytest.fixture(scope="session")
 def graded(pool: GradingPool) -> Callable[..., Grade]:
-    """`graded(answer, label, grader, tolerance)`: the grade of an answer in a box."""
-    graders: dict[tuple[str, float], Grader] = {}
+    """`graded(answer, label, grader, tolerance)`: the grade of an answer in a box, or of a whole response."""
+    grader_of = cache(partial(Grader, pool=pool))
 
-    def grade(answer: str, label: Any, grader: Any = "default", tolerance: float = 0.0) -> Grade:
-        key = (grader, tolerance)
-        if key not in graders:
-            graders[key] = Grader(grader, tolerance, pool=pool)
-        return graders[key].grade(f"Answer: \\boxed{{{answer}}}", label, patience=600)
+    def grade(answer: str, label: Any, grader: Any = "default", tolerance: float = 0.0, whole: bool = False) -> Grade:
+        response = answer if whole else f"Answer: \\boxed{{{answer}}}"
+        return grader_of(grader, tolerance).grade(response, label, patience=600)
 
     return grade
 

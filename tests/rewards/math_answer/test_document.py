@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from benchmarks import graders as measurement
 
 from geo_sokoban_pipeline.reporting.study_docs import read_section
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "graders.md"
-
-
-@pytest.fixture(scope="module")
-def measurement() -> ModuleType:
-    """The module that writes the tables."""
-    spec = importlib.util.spec_from_file_location("graders_benchmark", ROOT / "benchmarks" / "graders.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def columns(table: str) -> dict[str, dict[str, str]]:
@@ -32,7 +20,7 @@ def columns(table: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_tables_are_those_of_a_fresh_measurement(measurement, shared_data):
+def test_tables_are_those_of_a_fresh_measurement(shared_data):
     pairs = measurement.load_pairs(shared_data / "math_pairs.jsonl")
     names = ["default", "slime_exact"]
     found, _ = measurement.judge_pairs(pairs, names)
@@ -45,7 +33,7 @@ def test_tables_are_those_of_a_fresh_measurement(measurement, shared_data):
     assert {name: summary[name] for name in names} == columns(measurement.summary_table(pairs, found))
 
 
-def test_table_of_kinds(measurement):
+def test_table_of_kinds():
     pairs = [
         {"kind": "adv_bomb", "expected": False},
         {"kind": "sqrt", "expected": True},

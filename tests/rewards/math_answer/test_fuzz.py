@@ -45,16 +45,10 @@ def check(graders: list[Grader], response: str, label: str) -> None:
         assert not grade.correct or (grade.extracted is not None and label.strip())
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.slow
+@settings(max_examples=2500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(response=responses, label=labels)
 def test_any_text(graders, response, label):
-    check(graders, response, label)
-
-
-@pytest.mark.slow
-@settings(max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(response=responses, label=labels)
-def test_ten_thousand_texts(graders, response, label):
     check(graders, response, label)
 
 
@@ -99,7 +93,7 @@ def test_rules_hold_no_memory():
     """Grading the same amount again leaves nothing behind; what the rules remember of labels is bounded."""
 
     def run(start: int) -> None:
-        for number in range(start, start + 400):
+        for number in range(start, start + 200):
             examine_default(f"\\frac{{{number}}}{{7}}\\sqrt{{12}}", f"{number} \\pi", 0.0)
             examine_slime(f"\\frac{{{number}}}{{7}}\\sqrt{{12}}", f"{number} \\pi", 0.0)
             examine_default("{" * number, "13", 0.0)
@@ -110,7 +104,7 @@ def test_rules_hold_no_memory():
         run(1000)
         before = tracemalloc.get_traced_memory()[0]
         run(2000)
-        assert tracemalloc.get_traced_memory()[0] - before < 400_000
+        assert tracemalloc.get_traced_memory()[0] - before < 200_000
     finally:
         tracemalloc.stop()
 
@@ -124,7 +118,7 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last():
 
 @pytest.mark.slow
 def test_worker_does_not_grow(pool):
-    """Many formulas of one size: after a first hundred, the worker's memory stays within a few megabytes."""
+    """Many formulas of one size: after a first hundred, the worker's memory stays within ten megabytes."""
     grader = Grader(pool=pool)
 
     def run(start: int) -> int:
@@ -135,5 +129,4 @@ def test_worker_does_not_grow(pool):
 
     run(0)
     first = run(1000)
-    run(2000)
-    assert run(3000) - first < 20 << 20
+    assert run(2000) - first < 10 << 20

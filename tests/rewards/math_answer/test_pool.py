@@ -53,25 +53,19 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_worker_that_takes_too_long_is_killed_and_replaced(worker):
+def test_worker_that_takes_too_long_or_dies_fails_its_question_only(worker):
     worker.start()
     first = worker.pid
     start = time.monotonic()
     assert worker.ask(bomb(1), 1.0) == "timeout"
     assert time.monotonic() - start < 1.5
-    assert worker.pid is None
-    assert is_gone(first)
+    assert worker.pid is None and is_gone(first)
     assert worker.ask(Equivalence("x+1", "1+x"), 60) == "yes"
     second = worker.pid
     assert second not in (None, first)
     assert worker.ask(Equivalence("x+1", "x"), 60) == "no"
     assert worker.pid == second
-
-
-@pytest.mark.slow
-def test_worker_that_dies_fails_its_question_only(worker):
-    worker.start()
-    threading.Timer(0.3, os.kill, (worker.pid, signal.SIGKILL)).start()
+    threading.Timer(0.3, os.kill, (second, signal.SIGKILL)).start()
     assert worker.ask(bomb(1), 60) == "failed"
     assert worker.ask(Equivalence("x+1", "x"), 60) == "no"
 
@@ -84,27 +78,26 @@ def test_worker_that_cannot_start_says_why(worker, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "power", "label"), [("default", "^{99}", "xy"), ("slime_exact", "**99", "x y"), ("geo3k", "**99", "x y")]
-)
-def test_no_answer_is_worked_on_for_longer_than_three_seconds(method, power, label):
+def test_no_answer_is_worked_on_for_longer_than_three_seconds():
     assert TIME_LIMIT < 3
-    with Grader(method) as grader:
+    with Grader() as grader:
         grader.grade(*ALGEBRA)  # a worker is up
         start = time.monotonic()
-        grade = grader.grade(f"\\boxed{{(x+y+3){power}(x-y){power}*(x+3y){power}}}", label)
+        grade = grader.grade("\\boxed{(x+y+3)^{99}(x-y)^{99}*(x+3y)^{99}}", "xy")
         assert (grade.correct, grade.rule) == (False, "timeout")
         assert TIME_LIMIT <= time.monotonic() - start < TIME_LIMIT + 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "power", "label"), [("default", "^{99}", "xy"), ("slime_exact", "**99", "x y")])
+@pytest.mark.parametrize(
+    ("method", "power", "label"), [("default", "^{99}", "xy"), ("slime_exact", "**99", "x y"), ("geo3k", "**99", "x y")]
+)
 def test_batch_of_bombs_ends_by_its_deadline(method, power, label):
     pairs = [(f"\\boxed{{(x+y+{n}){power}(x-y){power}*(x+3y){power}}}", label) for n in range(512)]
-    with Grader(method, time_limit=1.0) as grader:
+    with Grader(method, time_limit=0.5) as grader:
         start = time.monotonic()
-        grades = grade_all(grader, pairs, patience=6.0)
-        assert time.monotonic() - start < 12  # one after the other they would take minutes
+        grades = grade_all(grader, pairs, patience=2.5)
+        assert time.monotonic() - start < 8  # one after the other they would take minutes
         assert {(grade.correct, grade.rule) for grade in grades} == {(False, "timeout")}
         assert [grade.extracted for grade in grades] == [pair[0][7:-1] for pair in pairs]
         start = time.monotonic()
@@ -183,26 +176,14 @@ def test_a_failed_grade_is_final():
         assert grader.submit(*bomb_and_label) is first
 
 
-def test_handing_in_does_not_block():
-    with Grader() as grader:  # a worker takes longer to start
+def test_handing_in_does_not_block_and_late_answers_are_remembered_for_as_long_again():
+    with Grader(time_limit=60) as grader:  # a worker takes longer to start
         start = time.monotonic()
-        future = grader.submit(*ALGEBRA, patience=0.05)
-        assert time.monotonic() - start < 1
-        grade = future.result(timeout=30)
-    assert (grade.correct, grade.rule, grade.extracted) == (False, "timeout", "2y + y^2")
-
-
-def test_late_answers_are_remembered_for_as_long_again():
-    with Grader(time_limit=60) as grader:
-        first = grader.submit(*ALGEBRA, patience=0.5)  # a worker takes longer to start
-        assert first.result(timeout=30).rule == "timeout"
+        first = grader.submit(*ALGEBRA, patience=0.5)
+        assert time.monotonic() - start < 0.4
+        assert first.result(timeout=30) == Grade(False, "timeout", "2y + y^2")
         assert grader.submit(*ALGEBRA) is first
         assert wait_until(lambda: grader.submit(*ALGEBRA) is not first, 30)
-
-
-def test_late_answers_are_not_remembered_for_long():
-    with Grader(time_limit=60) as grader:
-        assert grader.grade(*ALGEBRA, patience=0.01).rule == "timeout"
         assert wait_until(lambda: grader.grade(*ALGEBRA).correct)
 
 
@@ -234,23 +215,23 @@ import json, sys, time
 from geo_sokoban_pipeline.rewards.math_answer import GradingPool
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences
 pool = GradingPool(workers=2, time_limit=60)
-for number in range(2):
-    pool.submit(Differences((f"((x+y+{number})**99*(x-y)**99*(x+3*y)**99)-(y)",)), time.monotonic() + 60)
+def ask(*texts):
+    return [pool.submit(Differences((text,)), time.monotonic() + 60) for text in texts]
+if sys.argv[1] == "busy":
+    assert [answer.result() for answer in ask("(x+1)-(1+x)", "(x+2)-(2+x)")] == ["yes"] * 2
+ask(*(f"((x+y+{number})**99*(x-y)**99*(x+3*y)**99)-(y)" for number in range(2)))
 while len(pool.worker_pids) < 2:
     time.sleep(0.05)
-time.sleep(float(sys.argv[1]))
 print(json.dumps(pool.worker_pids), flush=True)
-time.sleep(600 if sys.argv[2] == "wait" else 0)
+time.sleep(600 if sys.argv[2] == "killed" else 0)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("seconds", "how"), [("0", "killed"), ("5", "killed"), ("5", "ends")], ids=["starting", "busy", "ends"]
-)
-def test_workers_end_with_their_parent(seconds, how):
-    words = [sys.executable, "-c", PARENT, seconds, "wait" if how == "killed" else "end"]
+@pytest.mark.parametrize(("workers", "how"), [("starting", "killed"), ("busy", "killed"), ("busy", "ends")])
+def test_workers_end_with_their_parent(workers, how):
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    words = [sys.executable, "-c", PARENT, workers, how]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         pids = json.loads(parent.stdout.readline())
@@ -290,8 +271,8 @@ def test_pools_that_cannot_be_made(workers, limit):
         GradingPool(workers, limit)
 
 
-def test_one_call(monkeypatch):
-    assert grade_answer("\\boxed{5.0}", "5") == Grade(True, "numeric", "5.0")
+def test_one_call():
+    assert grade_answer("\\boxed{ 5.0 }", "5") == Grade(True, "numeric", "5.0")
     assert grade_answer(None, "5") == Grade(False, "no_box", None)
     assert grade_answer("\\boxed{\\frac{8}{15}}", "0.53", grader="geo3k", tolerance=0.05).extracted == "\\frac{8}{15}"
     prepare_grade("\\boxed{5}", "5")

@@ -50,36 +50,27 @@ def test_worked_examples(graded, answer, label, correct):
 
 
 @pytest.mark.parametrize(
-    ("response", "correct"),
+    ("grader", "response", "label", "correct"),
     [
-        ("\\boxed{5}", False),
-        ("5 </think> \\boxed{5}", True),
-        ("\\boxed{5} </think> 5", False),
-        ("</think> \\boxed{5} </think> \\boxed{4}", False),
-        ("###Response: \\boxed{5}", True),
-        ("\\boxed{5} ###Response: 5", False),
-        ("###Response: \\boxed{4} </think> \\boxed{5}", True),
+        ("deepscaler", "\\boxed{5}", "5", False),
+        ("deepscaler", "5 </think> \\boxed{5}", "5", True),
+        ("deepscaler", "\\boxed{5} </think> 5", "5", False),
+        ("deepscaler", "</think> \\boxed{5} </think> \\boxed{4}", "5", False),
+        ("deepscaler", "###Response: \\boxed{5}", "5", True),
+        ("deepscaler", "\\boxed{5} ###Response: 5", "5", False),
+        ("deepscaler", "###Response: \\boxed{4} </think> \\boxed{5}", "5", True),
+        ("slime_exact", "270", "270", False),
+        ("slime_exact", "\\boxed{1} then \\boxed{2}", "2", True),
+        ("slime_exact", "\\boxed{1} then \\boxed{2}", "1", False),
+        ("slime_exact", "\\boxed{\\frac{1}{2}", "\\frac{1}{2}", False),
+        ("slime_exact", "\\boxed 5", "5", False),
+        ("slime_exact", "\\fbox{5}", "5", False),
+        ("slime_exact", "\\boxed{}", "5", False),
+        ("slime_exact", "<think>\\boxed{5}</think>", "5", True),
     ],
 )
-def test_worked_examples_behind_thoughts(pool, response, correct):
-    assert Grader("deepscaler", pool=pool).grade(response, "5").correct is correct
-
-
-@pytest.mark.parametrize(
-    ("response", "label", "correct"),
-    [
-        ("270", "270", False),
-        ("\\boxed{1} then \\boxed{2}", "2", True),
-        ("\\boxed{1} then \\boxed{2}", "1", False),
-        ("\\boxed{\\frac{1}{2}", "\\frac{1}{2}", False),
-        ("\\boxed 5", "5", False),
-        ("\\fbox{5}", "5", False),
-        ("\\boxed{}", "5", False),
-        ("<think>\\boxed{5}</think>", "5", True),
-    ],
-)
-def test_worked_examples_of_whole_responses(pool, response, label, correct):
-    assert Grader("slime_exact", pool=pool).grade(response, label, patience=600).correct is correct
+def test_worked_examples_of_whole_responses(graded, grader, response, label, correct):
+    assert graded(response, label, grader, whole=True).correct is correct
 
 
 def test_recorded_verdicts(pool, math_pairs):
