@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -26,265 +25,187 @@ from geo_sokoban_pipeline.rewards.geo3k import (
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward, sokoban_reward
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult
 
-# The box is two moves from its target; below it a corner in which it is lost.
+# The box is two moves from its target.
 LEVEL = "#######\n#@ $ .#\n#     #\n#######"
-TABLES: dict[str, dict[str, Callable[[], None]]] = {"sokoban": {}, "geometry": {}, "rewards": {}}
+# Below the box is a corner in which it is lost.
+CORNER = "######\n#@   #\n# $. #\n#    #\n######"
+# Greedy takes the nearest target for each box in turn; the assignment is the cheapest one.
+FAR = "#########\n#  @    #\n#.  $.$ #\n#       #\n#########"
+ON, OFF = "########\n#@$.  .#\n#   $  #\n########", "########\n#@*   .#\n#   $  #\n########"
+# Each has a power of two of its own, so that a sum tells what was paid.
+PAID = {"rewards": {"blocked": -1.0, "moved": 2.0, "box_on": 4.0, "box_off": -8.0, "success_bonus": 16.0}}
+THOUGHT = "<think><answer>Down</answer></think><answer>Right</answer>"
+RIGHTS = "<answer>Right, Right, Right</answer>"
+
+SOKOBAN: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
+    # arguments, level, response, what is seen of the first observation and after the step
+    *(({"max_actions_per_turn": most}, LEVEL, RIGHTS, {"steps": most}) for most in (1, 2, 3)),
+    ({"max_steps": 2}, LEVEL, "<answer>Down, Up</answer>", {"done": True}),
+    ({"max_steps": 3}, LEVEL, "<answer>Down, Up</answer>", {"done": False}),
+    *(({"cell_px": px}, LEVEL, "Right", {"size": (7 * px, 4 * px)}) for px in (8, 16)),
+    ({}, LEVEL, "Right", {"is_brief": False, "has_grid": False}),
+    ({"observation_style": "brief"}, LEVEL, "Right", {"is_brief": True}),
+    ({"text_grid": True}, LEVEL, "Right", {"has_grid": True, "size": (448, 256)}),
+    ({"render_mode": "text"}, LEVEL, "Right", {"has_grid": True, "size": None}),
+    *(
+        (
+            {"malformed_counts_step": counts, "max_steps": 1, "rewards": {"malformed": -0.3}},
+            LEVEL,
+            "no move",
+            {"steps": int(counts), "done": counts, "reward": -0.3, "invalid_share": 1.0},
+        )
+        for counts in (False, True)
+    ),
+    ({"after_think": True}, LEVEL, THOUGHT, {"parsed": ["right"]}),
+    ({"after_think": False}, LEVEL, THOUGHT, {"parsed": ["down"]}),
+    *(
+        (
+            {"end_when_lost": ends, "rewards": {"lost": -7.0, "moved": 0.0}},
+            CORNER,
+            "<answer>Right, Down</answer>",
+            {"done": ends, "reward": -7.0 if ends else 0.0, "lost": 1.0, "success": 0.0},
+        )
+        for ends in (False, True)
+    ),
+    ({"distance": "greedy"}, FAR, "none", {"dist0": 1 + 5}),
+    ({"distance": "assignment"}, FAR, "none", {"dist0": 3 + 1}),
+    ({"optimal_steps": 3}, LEVEL, RIGHTS, {"optimal_steps": 3.0, "steps_over_optimal": 1.0, "success": 1.0}),
+    (PAID, LEVEL, "Up", {"reward": -1.0, "bonus": 0.0}),
+    (PAID, LEVEL, "Down", {"reward": 2.0}),
+    (PAID, ON, "Right", {"reward": 2.0 + 4.0, "bonus": 0.0}),
+    (PAID, OFF, "Right", {"reward": 2.0 - 8.0}),
+    (PAID, LEVEL, RIGHTS, {"bonus": 16.0}),
+]
 
 
-def shows(table: str, *names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    def register(check: Callable[[], None]) -> Callable[[], None]:
-        TABLES[table].update(dict.fromkeys(names, check))
-        return check
-
-    return register
-
-
-def test_every_argument_is_shown_to_have_an_effect() -> None:
-    own = set(inspect.signature(SokobanEnv).parameters) - {"board", "rewards"}
-    assert set(TABLES["sokoban"]) == own | {f"rewards.{field.name}" for field in fields(MoveRewards)}
-    assert set(TABLES["geometry"]) == {*Geo3kEnvOptions.model_fields, *AnswerEnvOptions.model_fields}
-    named = set(inspect.signature(sokoban_reward).parameters) - {"turn_rewards", "final_bonus", "dist0", "dist1"}
-    models = (AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions)
-    assert set(TABLES["rewards"]) == named | {name for model in models for name in model.model_fields}
-
-
-# Sokoban
-
-
-def level(text: str = LEVEL, **args: Any) -> SokobanEnv:
+@pytest.mark.parametrize(("args", "text", "response", "expected"), SOKOBAN)
+def test_arguments_of_sokoban(args: dict[str, Any], text: str, response: str, expected: dict[str, Any]) -> None:
     env = build_env({"extra_info": {"env_config": Board.from_text(text).to_env_config()}}, args)
+    first, _ = env.reset()
+    _, done, info = env.step(response)
+    seen = {
+        **env.final_metrics(),
+        "steps": env.steps,
+        "done": done,
+        "reward": info["turn_reward"],
+        "bonus": env.final_bonus,
+        "parsed": info["parsed_actions"],
+        "size": first["multi_modal_data"]["<image>"][0].size if "multi_modal_data" in first else None,
+        "is_brief": len(first["obs_str"]) < 50,
+        "has_grid": first["obs_str"].count("\t") > 20,
+    }
+    assert {name: seen[name] for name in expected} == expected
+
+
+def call(arguments: str) -> str:
+    return f'<tool_call>{{"name": "calc_score", "arguments": {arguments}}}</tool_call>'
+
+
+FOUR, FIVE, LONG = call('{"answer": "4"}'), call('{"answer": "5"}'), call(f'{{"answer": "{"4" * 300}"}}')
+LATEX, NEAR = call('{"answer": "\\frac{10}{2}"}'), call('{"answer": "0.55"}')
+BROKEN_LAST, THOUGHT_CALL = f"{FIVE}<tool_call>{{5}}</tool_call>", f"<think>{FIVE}</think>So it is."
+
+GEOMETRY: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
+    # arguments, label, response, what is seen of the feedback and of the step
+    ({"max_turns": 2}, "5", FOUR, {"is_warned": True}),  # before the last turn
+    ({"max_turns": 5}, "5", FOUR, {"is_warned": False}),
+    ({}, "5", FIVE, {"done": True}),
+    ({"end_on_correct": False}, "5", FIVE, {"done": False}),
+    ({"preset": "slime_exact"}, "5", FIVE, {"done": False}),
+    ({"preset": "slime_exact", "end_on_correct": True}, "5", FIVE, {"done": True}),
+    ({"after_think": True}, "5", THOUGHT_CALL, {"tool_executed": False, "done": True}),
+    ({"after_think": False}, "5", THOUGHT_CALL, {"tool_executed": True, "score": 1.0}),
+    ({}, "5", call('["5"]'), {"answer_missing": True, "tool_executed": False, "done": False}),
+    ({"tolerate_latex": True}, "5", LATEX, {"score": 1.0}),
+    ({"tolerate_latex": False}, "5", LATEX, {"score": 0.0}),
+    ({"earlier_call_counts": True}, "5", BROKEN_LAST, {"score": 1.0}),
+    ({"earlier_call_counts": False}, "5", BROKEN_LAST, {"tool_executed": False}),
+    ({"feedback": "full"}, "5", FOUR, {"is_brief": False}),
+    ({"feedback": "brief"}, "5", FOUR, {"is_brief": True}),
+    ({"quote": "short"}, "5", LONG, {"is_quoted": False}),
+    ({"quote": "raw"}, "5", LONG, {"is_quoted": True}),
+    ({"grader": "geo3k", "tolerance": 0.05}, "0.53", NEAR, {"score": 1.0}),
+    ({"grader": "geo3k", "tolerance": 0.001}, "0.53", NEAR, {"score": 0.0}),
+    ({}, "0.53", NEAR, {"score": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("args", "label", "response", "expected"), GEOMETRY)
+def test_arguments_of_geometry(args: dict[str, Any], label: str, response: str, expected: dict[str, Any]) -> None:
+    env = tool_env.build_env({"id": "p", "answer": label}, {"max_turns": 3} | args)
     env.reset()
-    return env
+    observation, done, info = env.step(response)
+    feedback = observation.get("obs_str", "")
+    seen = info | {
+        "done": done,
+        "is_warned": "One chance is left" in feedback,
+        "is_brief": len(feedback) < 50,
+        "is_quoted": "4" * 101 in feedback,
+    }
+    assert {name: seen.get(name) for name in expected} == expected
 
 
-def response(*moves: str) -> str:
-    return f"<answer>{', '.join(moves)}</answer>"
-
-
-@shows("sokoban", "max_actions_per_turn")
-def _actions() -> None:
-    for most in (1, 2, 3):
-        env = level(max_actions_per_turn=most)
-        env.step(response("Right", "Right", "Right", "Right"))
-        assert env.steps == most
-
-
-@shows("sokoban", "max_steps")
-def _steps() -> None:
-    for most, done in ((2, True), (3, False)):
-        assert level(max_steps=most, max_actions_per_turn=2).step(response("Down", "Up"))[1] == done
-
-
-@shows("sokoban", "cell_px")
-def _cells() -> None:
-    for px in (8, 16):
-        observation, _ = level(cell_px=px).reset()
-        assert observation["multi_modal_data"]["<image>"][0].size == (7 * px, 4 * px)
-
-
-@shows("sokoban", "observation_style", "text_grid", "render_mode")
-def _observations() -> None:
-    full, brief, grid, text = (
-        level(**args).reset()[0]
-        for args in ({}, {"observation_style": "brief"}, {"text_grid": True}, {"render_mode": "text"})
-    )
-    assert 2 * len(brief["obs_str"]) < len(full["obs_str"])
-    grids = [observation["obs_str"].count("\t") > 20 for observation in (full, brief, grid, text)]
-    assert grids == [False, False, True, True]
-    assert "multi_modal_data" not in text and "multi_modal_data" in grid
-
-
-@shows("sokoban", "malformed_counts_step", "rewards.malformed")
-def _malformed() -> None:
-    for counts, steps in ((False, 0), (True, 1)):
-        env = level(malformed_counts_step=counts, rewards={"malformed": -0.3})
-        env.step("no move")
-        assert (env.steps, env.turn_rewards, env.invalid_turns) == (steps, [-0.3], 1)
-
-
-@shows("sokoban", "after_think")
-def _thoughts() -> None:
-    text = f"<think>{response('Down')}</think>{response('Right')}"
-    for after in (True, False):
-        parsed = [move.lower() for move in level(after_think=after).step(text)[2]["parsed_actions"]]
-        assert (parsed == ["right"]) == after, parsed
-
-
-@shows("sokoban", "end_when_lost", "rewards.lost")
-def _lost() -> None:
-    corner = "######\n#@   #\n# $. #\n#    #\n######"
-    for ends in (False, True):
-        env = level(corner, end_when_lost=ends, rewards={"lost": -7.0, "moved": 0.0})
-        _, done, info = env.step(response("Right", "Down"))
-        assert env.board.is_lost and done == ends
-        assert info["turn_reward"] == (-7.0 if ends else 0.0)
-
-
-@shows("sokoban", "distance")
-def _distance() -> None:
-    """Greedy takes the nearest target for each box in turn; the assignment is the cheapest one."""
-    text = "#########\n#  @    #\n#.  $.$ #\n#       #\n#########"
-    far = {how: level(text, distance=how).box_target_distance() for how in ("greedy", "assignment")}
-    assert far == {"assignment": 3 + 1, "greedy": 1 + 5}
-
-
-@shows("sokoban", "optimal_steps")
-def _optimum() -> None:
-    env = level(optimal_steps=3)
-    env.step(response("Right", "Right", "Right"))
-    metrics = env.final_metrics()
-    assert (metrics["optimal_steps"], metrics["steps_over_optimal"], metrics["success"]) == (3.0, 1.0, 1.0)
-    assert "optimal_steps" not in level().final_metrics()
-
-
-@shows("sokoban", "rewards.blocked", "rewards.moved", "rewards.box_on", "rewards.box_off", "rewards.success_bonus")
-def _rewards() -> None:
-    """Each has a power of two of its own, so that a sum tells what was paid."""
-    paid = {"blocked": -1.0, "moved": 2.0, "box_on": 4.0, "box_off": -8.0, "success_bonus": 16.0}
-    two = "########\n#@$.  .#\n#   $  #\n########"
-    for text, move, reward in (
-        (LEVEL, ["Up"], -1.0),
-        (LEVEL, ["Down"], 2.0),
-        (two, ["Right"], 2.0 + 4.0),
-        (two.replace("@$.", "@* "), ["Right"], 2.0 - 8.0),
-    ):
-        env = level(text, rewards=paid)
-        assert env.step(response(*move))[2]["turn_reward"] == reward
-        assert env.final_bonus == 0.0
-    env = level(rewards=paid)
-    env.step(response("Right", "Right", "Right"))
-    assert env.final_bonus == 16.0
-
-
-# Geometry
-
-
-def call(answer: str, arguments: str = "") -> str:
-    given = arguments or f'{{"answer": "{answer}"}}'
-    return f'<tool_call>{{"name": "calc_score", "arguments": {given}}}</tool_call>'
-
-
-def problem(answer: str = "5", **args: Any) -> Any:
-    env = tool_env.build_env({"id": "p", "answer": answer}, {"max_turns": 3} | args)
-    env.reset()
-    return env
-
-
-@shows("geometry", "max_turns")
-def _announced() -> None:
-    """Before the last turn the feedback warns."""
-    said = [problem(max_turns=turns).step(call("4"))[0]["obs_str"] for turns in (2, 5)]
-    assert said[0] != said[1]
-
-
-@shows("geometry", "preset", "end_on_correct")
-def _ends() -> None:
-    for args, done in (({}, True), ({"end_on_correct": False}, False), ({"preset": "slime_exact"}, False)):
-        assert problem(**args).step(call("5"))[1] == done
-    assert problem(preset="slime_exact", end_on_correct=True).step(call("5"))[1]
-
-
-@shows("geometry", "after_think")
-def _calls_in_thoughts() -> None:
-    for after in (True, False):
-        info = problem(after_think=after).step(f"<think>{call('5')}</think>So it is.")[2]
-        assert info.get("tool_executed", False) != after
-
-
-@shows("geometry", "tolerate_list_arguments")
-def _lists() -> None:
-    assert problem().step(call("", '["5"]'))[2].get("answer_missing")
-    with pytest.raises(Exception, match="list"):
-        problem(tolerate_list_arguments=False).step(call("", '["5"]'))
-
-
-@shows("geometry", "tolerate_latex")
-def _latex() -> None:
-    for tolerate in (True, False):
-        info = problem(tolerate_latex=tolerate).step(call("", '{"answer": "\\frac{10}{2}"}'))[2]
-        assert (info["score"] == 1.0) == tolerate
-
-
-@shows("geometry", "earlier_call_counts")
-def _earlier() -> None:
-    text = f"{call('5')}<tool_call>{{5}}</tool_call>"
-    for counts in (True, False):
-        assert problem(earlier_call_counts=counts).step(text)[2].get("tool_executed", False) == counts
-
-
-@shows("geometry", "feedback", "quote")
-def _feedback() -> None:
-    full, brief = (problem(feedback=style).step(call("4"))[0]["obs_str"] for style in ("full", "brief"))
-    assert len(brief) < len(full)
-    short, raw = (problem(quote=how).step(call("4" * 300))[0]["obs_str"] for how in ("short", "raw"))
-    assert "4" * 300 in raw and "4" * 101 not in short
-
-
-@shows("geometry", "grader", "tolerance")
-def _graders() -> None:
-    """In both environments, whether asked by a call or told at the end."""
-    for args, score in (
-        ({"grader": "geo3k", "tolerance": 0.05}, 1.0),
-        ({"grader": "geo3k", "tolerance": 0.001}, 0.0),
-        ({}, 0.0),
-    ):
-        assert problem("0.53", **args).step(call("0.55"))[2]["score"] == score
-        env = answer_env.build_env({"id": "p", "answer": "0.53"}, args)
-        env.reset()
-        env.step("\\boxed{0.55}")
-        assert env.final_metrics()["success"] == score
-
-
-# Rewards
-
-
-def outcome(*responses: str, truth: str = "5", response: str = "", **env: Any) -> EpisodeResult:
-    return EpisodeResult(
-        {"id": "r", "answer": truth}, "completed", list(responses), response or "".join(responses), [], env
-    )
-
-
-@shows("rewards", "aggregate", "distance_weight")
-def _sums() -> None:
-    env = {"turn_rewards": [1.0, 3.0], "final_bonus": 10.0, "dist0": 5, "dist1": 3}
-    for args, reward in (
-        ({}, 2.0 + 10.0 + 2.0),
-        ({"aggregate": "sum"}, 4.0 + 10.0 + 2.0),
-        ({"distance_weight": 0.25}, 2.0 + 10.0 + 0.5),
-        ({"distance_weight": 0.0, "aggregate": "sum"}, 14.0),
-    ):
-        assert compute_reward(outcome(**env), args)["reward"] == reward
-
-
-@shows("rewards", "preset", "grade_scope")
-def _scope() -> None:
-    """An answer that feedback repeats is in the response, but nobody's response."""
-    one = outcome("\\boxed{4}", response="\\boxed{4} no, \\boxed{5}")
-    for args, reward in (({}, 0.0), ({"grade_scope": "response"}, 1.0), ({"preset": "slime_exact"}, 1.0)):
-        assert math_reward(one, args)["reward"] == reward
-    assert math_reward(one, {"preset": "slime_exact", "grade_scope": "assistant"})["reward"] == 0.0
-
-
-@shows("rewards", "grader", "tolerance")
-def _tolerance() -> None:
-    near = outcome("\\boxed{0.55}", truth="0.53")
-    assert [reward(near, {})["reward"] for reward in (math_reward, tolerance_reward)] == [0.0, 1.0]
-    assert tolerance_reward(near, {"tolerance": 0.01})["reward"] == 0.0
-    assert math_reward(near, {"grader": "geo3k", "tolerance": 0.05})["reward"] == 1.0
-
-
-@shows("rewards", "format_weight")
-def _form() -> None:
-    right, formed = outcome("\\boxed{5}"), outcome("<think>so</think>\\boxed{4}")
-    for weight in (0.0, 0.3, 1.0):
-        rewards = [format_reward(one, {"format_weight": weight})["reward"] for one in (right, formed)]
-        assert rewards == pytest.approx([1 - weight, weight])
+def test_list_arguments_are_the_original_crash_where_they_are_not_tolerated() -> None:
+    for args in ({"tolerate_list_arguments": False}, {"preset": "slime_exact"}):
+        with pytest.raises(TypeError, match="tolerate_list_arguments"):
+            tool_env.build_env({"id": "p", "answer": "5"}, {"max_turns": 3} | args).step(call('["5"]'))
 
 
 @pytest.mark.parametrize(
-    "check",
-    dict.fromkeys(check for table in TABLES.values() for check in table.values()),
-    ids=lambda check: check.__name__.strip("_"),
+    ("args", "score"), [({"grader": "geo3k", "tolerance": 0.05}, 1.0), ({"grader": "geo3k", "tolerance": 0.001}, 0.0)]
 )
-def test_effects(check: Callable[[], None]) -> None:
-    check()
+def test_arguments_of_the_environment_of_one_turn(args: dict[str, Any], score: float) -> None:
+    env = answer_env.build_env({"id": "p", "answer": "0.53"}, args)
+    env.reset()
+    env.step("\\boxed{0.55}")
+    assert env.final_metrics()["success"] == score
+
+
+def outcome(*responses: str, truth: str = "5", response: str = "", **env: Any) -> EpisodeResult:
+    whole = response or "".join(responses)
+    return EpisodeResult({"id": "r", "answer": truth}, "completed", list(responses), whole, [], env)
+
+
+MOVED = outcome(turn_rewards=[1.0, 3.0], final_bonus=10.0, dist0=5, dist1=3)
+# An answer that feedback repeats is in the response, but nobody's response.
+REPEATED = outcome("\\boxed{4}", response="\\boxed{4} no, \\boxed{5}")
+CLOSE, PLAIN, FORMED = outcome("\\boxed{0.55}", truth="0.53"), outcome("\\boxed{5}"), "<think>so</think>\\boxed{4}"
+
+REWARDS: list[tuple[Any, EpisodeResult, dict[str, Any], float]] = [
+    (compute_reward, MOVED, {}, 2.0 + 10.0 + 2.0),
+    (compute_reward, MOVED, {"aggregate": "sum"}, 4.0 + 10.0 + 2.0),
+    (compute_reward, MOVED, {"distance_weight": 0.25}, 2.0 + 10.0 + 0.5),
+    (compute_reward, MOVED, {"distance_weight": 0.0, "aggregate": "sum"}, 14.0),
+    (math_reward, REPEATED, {}, 0.0),
+    (math_reward, REPEATED, {"grade_scope": "response"}, 1.0),
+    (math_reward, REPEATED, {"preset": "slime_exact"}, 1.0),
+    (math_reward, REPEATED, {"preset": "slime_exact", "grade_scope": "assistant"}, 0.0),
+    (math_reward, CLOSE, {}, 0.0),
+    (math_reward, CLOSE, {"grader": "geo3k", "tolerance": 0.05}, 1.0),
+    (tolerance_reward, CLOSE, {}, 1.0),
+    (tolerance_reward, CLOSE, {"tolerance": 0.01}, 0.0),
+    *((format_reward, PLAIN, {"format_weight": weight}, 1 - weight) for weight in (0.0, 0.3, 1.0)),
+    *((format_reward, outcome(FORMED), {"format_weight": weight}, weight) for weight in (0.0, 0.3, 1.0)),
+]
+
+
+@pytest.mark.parametrize(("function", "result", "args", "value"), REWARDS)
+def test_arguments_of_rewards(function: Any, result: EpisodeResult, args: dict[str, Any], value: float) -> None:
+    assert function(result, args)["reward"] == pytest.approx(value)
+
+
+def named(table: list[Any], column: int = 0) -> set[str]:
+    """All names of arguments in a table."""
+    given = [row[column] for row in table]
+    sections = {f"rewards.{name}" for args in given for name in args.get("rewards", {})}
+    return sections | {name for args in given for name in args}
+
+
+def test_every_argument_is_in_a_table() -> None:
+    own = set(inspect.signature(SokobanEnv).parameters) - {"board"}
+    assert named(SOKOBAN) == own | {f"rewards.{field.name}" for field in fields(MoveRewards)}
+    of_geometry = {*Geo3kEnvOptions.model_fields, *AnswerEnvOptions.model_fields}
+    assert named(GEOMETRY) == of_geometry - {"tolerate_list_arguments"}
+    of_sums = set(inspect.signature(sokoban_reward).parameters) - {"turn_rewards", "final_bonus", "dist0", "dist1"}
+    models = (AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions)
+    assert named(REWARDS, 2) == of_sums | {name for model in models for name in model.model_fields}

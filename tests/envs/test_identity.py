@@ -129,15 +129,11 @@ def test_the_options_of_an_identity_are_those_that_were_given(task, source, tmp_
     assert identify_data(task, MODELS[task].model_validate(identity.options)) == identity
 
 
-@pytest.mark.parametrize("task", sorted(FIELDS))
-def test_every_field_is_in_the_table(task):
-    """A new field is in the identity by itself; whether that is right is said here."""
-    assert set(parameter_names(MODELS[task])) == {"source", *FIELDS[task]}
-
-
 @pytest.mark.parametrize("source", sorted(ALL))
 @pytest.mark.parametrize("task", sorted(FIELDS))
 def test_fields_that_change_rows_change_the_id_and_no_others(task, source):
+    """A new field is in the identity by itself; the table says whether that is right."""
+    assert set(parameter_names(MODELS[task])) == {"source", *FIELDS[task]}
     plain = changed(task, source)
     differing = {path for path, (value, _) in FIELDS[task].items() if changed(task, source, path, value) != plain}
     assert differing == {path for path, (_, sources) in FIELDS[task].items() if source in sources}
@@ -185,6 +181,9 @@ def test_ids_are_equal_in_every_process():
 # Local sources
 
 
+FILES = ("path", "validation_path", "eval_path")
+
+
 def of_file(path, task="sokoban", **options):
     given = {"source": "file", "file": {"path": str(path)}, **options}
     return identify_data(task, MODELS[task].model_validate(given)).id
@@ -204,33 +203,22 @@ def test_the_content_of_a_file_is_in_the_id_and_its_folder_is_not(tmp_path):
     assert of_file(renamed) != of_file(one)  # where nothing is, that is the content
 
 
-def test_every_file_of_a_folder_is_in_the_id(tmp_path):
-    (tmp_path / "first.xsb").write_text("#@$.#")
-    before = of_file(tmp_path)
-    (tmp_path / "second.xsb").write_text("#@$.#")
-    assert of_file(tmp_path) != before
-
-
-@pytest.mark.parametrize("field", ["path", "validation_path", "eval_path"])
-def test_each_of_several_files_counts(tmp_path, field):
-    paths = {name: tmp_path / f"{name}.parquet" for name in ("path", "validation_path", "eval_path")}
-    for path in paths.values():
-        path.write_bytes(b"rows")
-    given = {"source": "file", "file": {name: str(path) for name, path in paths.items()}}
-
-    def found() -> str:
-        return identify_data("geo3k", MODELS["geo3k"].model_validate(given)).id
-
-    before = found()
-    paths[field].write_bytes(b"other rows")
-    assert found() != before
-
-
-def test_a_local_folder_in_place_of_a_hub_dataset_counts_by_its_content(tmp_path):
-    def found() -> str:
-        options = {"source": "hub", "hub": {"dataset": str(tmp_path)}}
-        return identify_data("sokoban", MODELS["sokoban"].model_validate(options)).id
-
-    before = found()
-    (tmp_path / "train.parquet").write_bytes(b"rows")
-    assert found() != before
+@pytest.mark.parametrize(
+    ("task", "options", "written"),
+    [
+        *(
+            ("geo3k", {"source": "file", "file": {n: f"{n}.parquet" for n in FILES}}, f"{name}.parquet")
+            for name in FILES
+        ),
+        ("sokoban", {"source": "file", "file": {"path": "folder"}}, "folder/second.xsb"),
+        ("sokoban", {"source": "hub", "hub": {"dataset": "folder"}}, "folder/train.parquet"),
+    ],
+)
+def test_every_file_of_a_source_is_in_the_id(tmp_path, monkeypatch, task, options, written):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name in ("folder/first.xsb", *(f"{name}.parquet" for name in FILES)):
+        (tmp_path / name).write_bytes(b"rows")
+    before = identify_data(task, MODELS[task].model_validate(options)).id
+    (tmp_path / written).write_bytes(b"other rows")
+    assert identify_data(task, MODELS[task].model_validate(options)).id != before

@@ -26,27 +26,21 @@ def setup(tmp_path):
     return file
 
 
-def test_dotted_paths():
+def test_dotted_paths_and_files(setup, monkeypatch, tmp_path):
     assert load_object("geo_sokoban_pipeline.envs.sokoban.build_env") is build_env
     assert load_object("geo_sokoban_pipeline.envs.sokoban.env.build_env") is build_env
-
-
-def test_files_with_and_without_a_name(setup):
     assert load_object(f"{setup}:World")().size == 3
-    assert load_object(str(setup), default_name="build_env") is load_object(f"{setup}:build_env", default_name="other")
-
-
-def test_relative_files_start_at_the_working_directory(setup, monkeypatch):
-    monkeypatch.chdir(setup.parent)
-    assert load_object("world.py:build_env") is load_object(f"{setup}:build_env")
-
-
-def test_files_of_one_name_do_not_collide(setup, tmp_path):
-    other = tmp_path / "other" / "world.py"
+    named = load_object(f"{setup}:build_env", default_name="other")
+    assert load_object(str(setup), default_name="build_env") is named
+    monkeypatch.chdir(tmp_path)  # relative files start here
+    assert load_object("world.py:build_env") is named
+    other = tmp_path / "other" / "world.py"  # files of one name do not collide
     other.parent.mkdir()
     other.write_text("build_env = 7\n")
     assert load_object(f"{other}:build_env") == 7
-    assert callable(load_object(f"{setup}:build_env"))
+    assert load_object(f"{setup}:build_env") is named
+    with pytest.raises(PluginError, match="has no 'make'; it defines World, build_env, dataclass"):
+        load_object(f"{setup}:make")
 
 
 @pytest.mark.parametrize(
@@ -67,11 +61,6 @@ def test_files_of_one_name_do_not_collide(setup, tmp_path):
 def test_errors_say_what_was_tried(spec, message):
     with pytest.raises(PluginError, match=message):
         load_object(spec)
-
-
-def test_a_name_that_a_file_lacks_is_reported_with_what_it_has(setup):
-    with pytest.raises(PluginError, match="has no 'make'; it defines World, build_env, dataclass"):
-        load_object(f"{setup}:make")
 
 
 @pytest.mark.parametrize(

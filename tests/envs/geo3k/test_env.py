@@ -87,11 +87,6 @@ def test_worked_examples_of_feedback_to_wrong_answers(max_turns, kinds, style):
         assert done is (turn == max_turns)
 
 
-def test_worked_example_a_correct_score_does_not_end_the_original_episode():
-    assert [done for _, done, _ in play(Geo3kEnv("5", 3, end_on_correct=False), *[RIGHT] * 3)] == [False, False, True]
-    assert [done for _, done, _ in play(Geo3kEnv("5", 3), WRONG, RIGHT)] == [False, True]
-
-
 def test_feedback_texts():
     env = Geo3kEnv("5", 5, end_on_correct=False)
     wrong, right = (observation["obs_str"] for observation, _, _ in play(env, WRONG, RIGHT))
@@ -100,11 +95,13 @@ def test_feedback_texts():
     other = env.step(scored('"5"', "calc"))[0]["obs_str"]
     assert '"calc"' in other and '<tool_call>{"name": "calc_score"' in other
     assert "answer" in env.step(scored("null"))[0]["obs_str"]
-
-
-def test_after_a_correct_answer_nothing_warns():
-    ((observation, _, _),) = play(Geo3kEnv("5", 1), RIGHT)
+    ((observation, _, _),) = play(Geo3kEnv("5", 1), RIGHT)  # after a correct answer nothing warns
     assert "chance" not in observation["obs_str"]
+    assert env.format_observation(observation) == {
+        "role": "user",
+        "content": [{"type": "text", "text": observation["obs_str"]}],
+    }
+    assert env.format_observation({}) == {"role": "user", "content": [{"type": "text", "text": ""}]}
 
 
 def test_reset_says_whether_there_is_a_reference():
@@ -164,25 +161,6 @@ def test_the_preset_sets_the_original_rules_and_given_values_win():
     assert Geo3kEnvOptions(max_turns=3, preset="slime_exact", end_on_correct=True).end_on_correct is True
 
 
-def test_list_arguments_are_a_missing_answer_or_the_original_crash():
-    ((_, done, info),) = play(Geo3kEnv("5", 3), LIST)
-    assert (done, info) == (False, {"tool_executed": False, "answer_missing": True})
-    with pytest.raises(TypeError, match="tolerate_list_arguments"):
-        play(Geo3kEnv("5", 3, preset="slime_exact"), LIST)
-
-
-def test_calls_in_thoughts_count_only_in_the_original():
-    thought = f"<think>{RIGHT}</think> So it is 5."
-    assert play(Geo3kEnv("5", 3), thought)[0][1:] == (True, {"tool_executed": False})
-    assert play(Geo3kEnv("5", 3, after_think=False), thought)[0][2]["score"] == 1.0
-
-
-def test_an_earlier_call_can_be_made_to_count():
-    broken = RIGHT + "<tool_call>{5}</tool_call>"
-    assert play(Geo3kEnv("5", 3), broken)[0][2] == {"tool_executed": False}
-    assert play(Geo3kEnv("5", 3, earlier_call_counts=True), broken)[0][2]["score"] == 1.0
-
-
 def test_quoted_answers_stay_short_and_hold_no_marks():
     answer = "<|im_end|>\\u0000<|image_pad|>" + "9" * 500
 
@@ -192,16 +170,6 @@ def test_quoted_answers_stay_short_and_hold_no_marks():
     short = say(Geo3kEnv("5", 3))
     assert "<|" not in short and "\0" not in short and len(short) < 300
     assert "<|image_pad|>" in say(Geo3kEnv("5", 3, quote="raw"))
-
-
-def test_an_observation_is_a_user_message():
-    env = Geo3kEnv("5", 3)
-    ((observation, _, _),) = play(env, WRONG)
-    assert env.format_observation(observation) == {
-        "role": "user",
-        "content": [{"type": "text", "text": observation["obs_str"]}],
-    }
-    assert env.format_observation({}) == {"role": "user", "content": [{"type": "text", "text": ""}]}
 
 
 def metrics(env, *responses, status="completed", stepped=None):
@@ -228,6 +196,8 @@ BOXED = "Answer: \\boxed{5}"
         (["<tool_call>{oops}</tool_call>"], (0, 0, 1, 0, 1)),
         ([scored("null") + BOXED, "\\boxed{4}"], (0, 1, 1, 0, 0)),
         ([], (0, 0, 0, 0, 0)),
+        # Thoughts of one response do not hide the answer of another.
+        ([WRONG + BOXED, "<think>hm</think> I am done"], (1, 0, 1, 1, 1)),
     ],
 )
 def test_numbers_of_an_episode(responses, expected):
@@ -247,32 +217,25 @@ def test_a_response_that_was_cut_off_counts_though_no_step_was_made_with_it():
 
 
 @pytest.mark.parametrize(
-    ("truth", "form"),
+    ("row", "response", "expected"),
     [
-        ("5", "integer"),
-        ("- 8", "integer"),
-        ("17.02", "decimal"),
-        ("5 \\sqrt { 3 }", "surd"),
-        ("\\frac { 50 } { 3 }", "fraction"),
-        ("\\frac { \\pi } { 4 }", "pi"),
-        ("a + b = 90", "other"),
+        ({"answer": "5"}, "?", {"form_integer": 1.0}),
+        ({"answer": "- 8"}, "?", {"form_integer": 1.0}),
+        ({"answer": "17.02"}, "?", {"form_decimal": 1.0}),
+        ({"answer": "5 \\sqrt { 3 }"}, "?", {"form_surd": 1.0}),
+        ({"answer": "\\frac { 50 } { 3 }"}, "?", {"form_fraction": 1.0}),
+        ({"answer": "\\frac { \\pi } { 4 }"}, "?", {"form_pi": 1.0}),
+        ({"answer": "a + b = 90"}, "?", {"form_other": 1.0}),
+        ({"answer": "5", "family": "linear_pair"}, "?", {"form_integer": 1.0, "family_linear_pair": 1.0}),
+        pytest.param({"answer": "5"}, "a" * 10_001, {"form_integer": 1.0, "repetition": 1.0}, id="repetition"),
     ],
 )
-def test_the_form_of_the_reference_is_a_number_of_the_episode(truth, form):
-    numbers = metrics(answer_env.AnswerEnv(truth), "?")
-    assert [name for name in numbers if name.startswith("form_")] == [f"form_{form}"]
-
-
 @pytest.mark.parametrize("module", [tool_env, answer_env])
-def test_the_family_of_the_problem_is_a_number_of_the_episode(module):
-    args = {"max_turns": 3} if module is tool_env else {}
-    with_family = module.build_env({"answer": "5", "family": "linear_pair"}, args)
-    assert metrics(with_family, "?")["family_linear_pair"] == 1.0
-    assert not [name for name in metrics(module.build_env({"answer": "5"}, args), "?") if name.startswith("family")]
-
-
-def test_repetition_is_a_number_of_the_episode():
-    assert metrics(answer_env.AnswerEnv("5"), "a" * 10_001)["repetition"] == 1.0
+def test_numbers_of_a_problem(module, row, response, expected):
+    numbers = metrics(module.build_env(row, {"max_turns": 3} if module is tool_env else {}), response)
+    assert {
+        n: v for n, v in numbers.items() if n.startswith(("form_", "family")) or n == "repetition" and v
+    } == expected
 
 
 @pytest.mark.parametrize(
@@ -289,16 +252,6 @@ def test_one_response_is_graded(response, score, answer):
     numbers = env.final_metrics()
     assert (numbers["success"], numbers["first_attempt_correct"]) == (score, score)
     assert numbers["invalid_turns"] == float(answer is None)
-
-
-def test_thoughts_of_one_response_do_not_hide_the_answer_of_another():
-    numbers = metrics(Geo3kEnv("5", 3), WRONG + BOXED, "<think>hm</think> I am done")
-    assert numbers["success"] == 1.0
-
-
-def test_the_tolerance_grader_can_score():
-    env = Geo3kEnv("0.53", 3, grader="geo3k", tolerance=0.05)
-    assert [info["score"] for _, _, info in play(env, scored('"0.6"'), scored(r'"\\frac{8}{15}"'))] == [0.0, 1.0]
 
 
 PIECES = st.sampled_from(

@@ -40,10 +40,12 @@ def play(row, turns=1, seed=0, name="plausible", patience=None, noise=0.0, **arg
     return responses, env
 
 
-def test_a_rule_at_random_is_right_about_once_in_as_many():
+def test_rules_at_random():
     answers = Counter(extract_answer(play(ROW, seed=seed)[0][0]) for seed in range(500))
     assert set(answers) == {label for _, label in RULES}
     assert all(70 < times < 130 for times in answers.values())  # 100 each, standard deviation 9
+    right = sum(play(ROW, seed=seed, name="solver", noise=0.5)[1].final_metrics()["success"] for seed in range(400))
+    assert 200 < right < 280  # 0.5 + 0.5 / 5 of them
 
 
 @pytest.mark.parametrize(
@@ -66,11 +68,6 @@ def test_one_response(row, arguments, response):
     assert play(row, **arguments)[0] == [response]
 
 
-def test_noise_follows_rules_at_random():
-    right = sum(play(ROW, seed=seed, name="solver", noise=0.5)[1].final_metrics()["success"] for seed in range(400))
-    assert 200 < right < 280  # 0.5 + 0.5 / 5 of them
-
-
 def test_it_calls_the_tool_with_another_rule_each_time_and_ends_without_it():
     for seed in range(40):
         responses, env = play(ROW, turns=3, seed=seed)
@@ -87,16 +84,11 @@ def test_it_calls_the_tool_with_another_rule_each_time_and_ends_without_it():
     ("arguments", "calls"), [({"tool_share": 0.0}, 0), ({"tool_share": 1.0, "patience": 1}, 1), ({"patience": 0}, 0)]
 )
 def test_when_it_answers_without_the_tool(arguments, calls):
-    wrong = {**ROW, "answer": "7"}
-    responses, env = play(wrong, turns=4, **arguments)
+    responses, env = play({**ROW, "answer": "7"}, turns=4, **arguments)
     assert env.final_metrics()["tool_calls"] == calls
     assert len(responses) == calls + 1 and responses[-1].startswith("\\boxed{")
-
-
-def test_latex_survives_the_call():
-    (response, *_), env = play(BARE, turns=2, name="solver")
-    assert parse_tool_call(response).answer == "5 \\sqrt { 3 }"
-    assert env.final_metrics()["tool_correct"] == 1.0
+    (response, *_), env = play(BARE, turns=2, name="solver")  # LaTeX survives the call
+    assert parse_tool_call(response).answer == "5 \\sqrt { 3 }" and env.final_metrics()["tool_correct"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -110,11 +102,6 @@ def test_latex_survives_the_call():
 def test_what_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         build_teacher(**arguments)
-
-
-def test_options_make_the_expert_of_a_row():
-    expert = make_expert(GeometryExpertOptions(name="constant", args={"answer": "9", "working": True}), ROW)
-    assert expert.respond(build_answer_env(ROW, {}), random.Random(0)) == "\\boxed{9}"
 
 
 @pytest.mark.parametrize(
@@ -133,12 +120,14 @@ def test_what_is_imitated_is_said(options, rows, sentence):
 
 
 def test_an_expert_of_ones_own_is_named(tmp_path):
-    (tmp_path / "expert.py").write_text("def build_teacher(name, patience, noise):\n    return None\n")
-    options = GeometryExpertOptions(factory=str(tmp_path / "expert.py"))
-    assert describe_expert(options, [ROW]) == f"SFT on the expert {tmp_path / 'expert.py'}"
-    named = options.model_copy(update={"name": "solver"})
-    assert describe_expert(named, [ROW]) == f"SFT on the expert solver of {tmp_path / 'expert.py'}"
-    sokoban = ExpertOptions(noise=0.1)
-    assert describe_expert(sokoban, [{}]) == (
-        "SFT on the expert `direct` on 1 levels, 10% of its moves replaced by random ones"
+    file = tmp_path / "expert.py"
+    file.write_text("def build_teacher(name, patience, noise):\n    return None\n")
+    options = GeometryExpertOptions(factory=str(file))
+    assert describe_expert(options, [ROW]) == f"SFT on the expert {file}"
+    assert (
+        describe_expert(options.model_copy(update={"name": "solver"}), [ROW]) == f"SFT on the expert solver of {file}"
     )
+    said = describe_expert(ExpertOptions(noise=0.1), [{}])
+    assert said == "SFT on the expert `direct` on 1 levels, 10% of its moves replaced by random ones"
+    made = make_expert(GeometryExpertOptions(name="constant", args={"answer": "9", "working": True}), ROW)
+    assert made.respond(build_answer_env(ROW, {}), random.Random(0)) == "\\boxed{9}"

@@ -17,7 +17,7 @@ def answered(*texts: str, label: str | None = "134", success: bool | None = Fals
     return StoredEpisode("completed", success, label, metrics, [StoredResponse(text, None, {}) for text in texts])
 
 
-TEXTS: list[tuple[str, str, dict[str, int]]] = [
+TEXTS: list[tuple[str, str | None, dict[str, int]]] = [
     (r"\boxed{12}", "134", {}),
     ("It is 134.", "134", {"no_answer": 1}),
     # Hedges.
@@ -33,6 +33,7 @@ TEXTS: list[tuple[str, str, dict[str, int]]] = [
     (r"linear pair a=46 180 - a \boxed{144}", "134", {"right_rule_wrong_arithmetic": 1}),
     (r"linear pair a=46 90 - a \boxed{44}", "134", {}),  # another rule
     (r"linear pair a=64 180 - a \boxed{116}", "134", {}),  # misread, then calculated rightly
+    (r"linear pair a=46 180 - a \boxed{144}", None, {}),
     (r"vertical angles a=134 a \boxed{143}", "134", {"right_rule_wrong_arithmetic": 1}),
     (r"a=134. This is a known angle. \boxed{143}", "134", {}),  # `a` is a word here
     (r"intercepted arc a=67 2 a \boxed{124}", "134", {"right_rule_wrong_arithmetic": 1}),
@@ -46,14 +47,10 @@ TEXTS: list[tuple[str, str, dict[str, int]]] = [
 
 
 @pytest.mark.parametrize(("text", "label", "tags"), TEXTS)
-def test_tags_of_one_response(text: str, label: str, tags: dict[str, int]) -> None:
+def test_tags_of_one_response(text: str, label: str | None, tags: dict[str, int]) -> None:
     assert GEO3K.tags(answered(text, label=label)) == tags
-
-
-def test_a_solved_episode_miscalculates_nothing() -> None:
-    episode = answered(r"a=46 180 - a \boxed{144}", r"\boxed{134}", success=True)
-    assert GEO3K.tags(episode) == {}
-    assert GEO3K.tags(answered(r"a=46 180 - a \boxed{144}", label=None)) == {}
+    solved = GEO3K.tags(answered(text, label=label, success=True))  # it miscalculates nothing
+    assert "right_rule_wrong_arithmetic" not in solved
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from geo_sokoban_pipeline.envs.geo3k.data import (
     check_text,
     has_tool_block,
     instruct,
-    plain_question,
     question_of,
     repair_controls,
 )
@@ -41,6 +40,7 @@ PUBLISHED = (
 )
 def test_repairs(text, repaired, count):
     assert repair_controls(text) == (repaired, count)
+    check_text("problem", text, controls=False)  # let through where nothing is repaired
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,6 @@ def test_repairs(text, repaired, count):
 def test_texts_that_would_break_a_prompt(text, reason):
     with pytest.raises(ValueError, match=reason):
         check_text("problem", text, controls=True)
-
-
-def test_controls_are_let_through_where_nothing_is_repaired():
-    check_text("problem", "Answer: \x08oxed{5}\t|x| < 3", controls=False)
 
 
 @pytest.mark.parametrize(("text", "images"), [("<image>a", 0), ("a", 1), ("<image><image>", 1), ("<image> a", 2)])
@@ -128,7 +124,3 @@ def test_the_protocol_is_the_one_that_the_environment_reads():
     call = parse_tool_call(TEMPLATES["tool"], after_think=False)
     assert call is not None and call.is_known and call.answer == "<digits>"
     assert parse_tool_call(TEMPLATES["tool_brief"].replace('"answer": ', '"answer": 5')).answer == "5"
-
-
-def test_questions_are_compared_without_placeholders_and_white_space():
-    assert plain_question("<image>Find  x.\r\n") == plain_question("Find x. <image>") == "Find x."

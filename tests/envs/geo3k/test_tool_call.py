@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,6 +31,7 @@ def scored(answer: str = '"5"', name: str = "calc_score") -> str:
         (f"I think so. {scored()} Answer: \\boxed{{5}}", FIVE),
         (scored(name="calc_geo3k_reward"), ToolCall("calc_geo3k_reward", "5")),
         (scored(name="  calc_score "), FIVE),
+        (scored('"5\\ud800"', name="x\\udfff"), ToolCall("x?", "5?")),  # half a surrogate pair can be written to a file
         ('<tool_call> \n {"name": "calc_score",\n "arguments": {"answer": "5"}}\n </tool_call>', FIVE),
         (scored("5"), FIVE),
         (scored("0"), ToolCall("calc_score", "0")),
@@ -98,21 +98,9 @@ def scored(answer: str = '"5"', name: str = "calc_score") -> str:
     ],
 )
 def test_grammar(response, expected):
-    assert parse_tool_call(response) == expected
-
-
-def test_known_names():
-    assert TOOL_NAMES == ("calc_score", "calc_geo3k_reward")
-    assert [ToolCall(name, None).is_known for name in (*TOOL_NAMES, "calc", "CALC_SCORE")] == [True, True, False, False]
-
-
-def test_original_rules_can_be_chosen():
-    thought = f"<think>{scored()}</think> none"
-    assert parse_tool_call(thought) is None
-    assert parse_tool_call(thought, after_think=False) == FIVE
-    broken_last = scored() + call("{oops}")
-    assert parse_tool_call(broken_last) is None
-    assert parse_tool_call(broken_last, earlier_call_counts=True) == FIVE
+    found = parse_tool_call(response)
+    assert found == expected
+    assert found is None or found.is_known == (found.name in ("calc_score", "calc_geo3k_reward"))
 
 
 @pytest.mark.parametrize(
@@ -166,12 +154,6 @@ def test_the_original_reads_plain_json(answer, read):
     assert found == (None if read is None else ToolCall("calc_score", read))
 
 
-def test_half_a_surrogate_pair_can_be_written_to_a_file():
-    found = parse_tool_call(scored('"5\\ud800"', name="x\\udfff"))
-    assert found is not None
-    assert (found.name, found.answer) == ("x?", "5?")
-
-
 ORIGINAL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 PIECES = st.sampled_from(
     [
@@ -189,7 +171,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=14).map("".join))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_the_call_is_the_one_that_the_original_pattern_finds(text):
     found = ORIGINAL.findall(text)
     expected = None
@@ -229,9 +211,8 @@ RESPONSES = st.one_of(
 )
 
 
-@pytest.mark.slow
 @given(RESPONSES)
-@settings(max_examples=3_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_response_stops_the_parser(response):
     for text in (response, call(response), f"<think>{response}</think>{response}"):
         found = parse_tool_call(text, earlier_call_counts=True)
@@ -272,15 +253,3 @@ def test_large_responses_are_read_at_once(response):
     began = time.process_time()
     parse_tool_call(response, earlier_call_counts=True)
     assert time.process_time() - began < 1.0
-
-
-def test_nothing_is_kept_of_a_response():
-    responses = [scored(json.dumps(f"{index:09d}" * 1000)) for index in range(50)]
-    parse_tool_call(responses[0])
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    for response in responses:
-        parse_tool_call(response)
-    grown = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
-    assert grown < 10_000

@@ -42,11 +42,6 @@ def test_direct_gives_up_at_the_block_after_its_patience(patience, moves):
     assert made == moves
 
 
-def test_players_without_patience_go_on():
-    player, generator = make_agent("direct", None), random.Random(0)
-    assert all(player.choose(Board.from_text("#@ *#"), generator) for _ in range(50))
-
-
 def test_random_players():
     assert choices("random", "#@ #") == {"up", "down", "left", "right"}
     assert choices("random_legal", "#@ #") == {"right"}
@@ -54,11 +49,8 @@ def test_random_players():
 
 
 def test_solver_player_follows_a_plan_and_makes_a_new_one():
-    board, player, generator = (
-        Board.from_text("######\n#@   #\n# $ .#\n#    #\n######"),
-        make_agent("solver"),
-        random.Random(0),
-    )
+    board = Board.from_text("######\n#@   #\n# $ .#\n#    #\n######")
+    player, generator = make_agent("solver"), random.Random(0)
     played = []
     for _ in range(3):
         played.append(player.choose(board, generator))
@@ -92,29 +84,15 @@ def levels():
     ],
 )
 def test_solve_rates_with_ten_moves_are_near_the_facts(levels, name, patience, low, high):
-    solved = 0
+    """An expert that gives up still ends in deadlocks, a tenth of its demonstrations (docs/learning.md)."""
+    ends = []
     for index, level in enumerate(levels):
         board, player, generator = level.board, make_agent(name, patience), random.Random(index)
-        for _ in range(10):
-            action = player.choose(board, generator)
-            if action is None:
-                break
-            board = board.move(action).board
-            if board.is_solved:
-                solved += 1
-                break
-    assert low <= solved / len(levels) <= high
-
-
-def test_an_expert_that_gives_up_still_ends_in_deadlocks(levels):
-    """Its demonstrations are imitated whatever they end in: docs/learning.md says that more than a tenth do so."""
-    lost = 0
-    for index, level in enumerate(levels):
-        board, player, generator = level.board, make_agent("direct", 1), random.Random(index)
         for _ in range(10):
             action = player.choose(board, generator)
             if action is None or board.is_solved:
                 break
             board = board.move(action).board
-        lost += board.is_lost
-    assert 0.1 < lost / len(levels) < 0.15
+        ends.append(board)
+    assert low <= sum(board.is_solved for board in ends) / len(ends) <= high
+    assert (name, patience) != ("direct", 1) or 0.1 < sum(board.is_lost for board in ends) / len(ends) < 0.15

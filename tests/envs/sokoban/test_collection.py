@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.envs.sokoban import Board, render, solve
+from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.collection import Entry, classic_rows, read_collection
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.levels import generate_levels
@@ -29,10 +28,6 @@ def reading_of(path, **changes):
     return read_source(
         SokobanDataOptions.model_validate(parameters | {"counts": dict.fromkeys(("train", "validation", "eval"))})
     )
-
-
-def names_and_rows(text: str) -> list[tuple[str, str]]:
-    return [(entry.row_id, entry.rows) for entry in read_collection(text)]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +92,7 @@ def names_and_rows(text: str) -> list[tuple[str, str]]:
     ],
 )
 def test_levels_and_their_names(text, levels):
-    assert names_and_rows(text) == levels
+    assert [(entry.row_id, entry.rows) for entry in read_collection(text)] == levels
 
 
 def test_what_is_said_about_a_level():
@@ -159,51 +154,19 @@ def test_faulty_run_lengths(text, message):
 
 
 def test_own_collection():
-    """Ragged, indented levels are those of the padded rectangles: same boards, images, and fewest moves."""
-    reading = reading_of(FOLDER / "own.txt")
-    assert (reading.rows_read, reading.rejected) == (10, [])
-    texts = [part for part in (FOLDER / "own.txt").read_text().split("\n\n") if "#" in part]
-    levels = [level for level, _ in reading.levels]
+    """Its .sok file has other floor signs, letters, run lengths, a level in a comment, and an old encoding."""
+    plain, sok = reading_of(FOLDER / "own.txt"), reading_of(FOLDER / "own.sok")
+    assert (plain.rows_read, plain.rejected) == (sok.rows_read, sok.rejected) == (10, [])
+    levels, titled = ([level for level, _ in reading.levels] for reading in (plain, sok))
     assert [level.row_id for level in levels] == ["1", "Corner shop", *map(str, range(3, 11))]
     assert {level.columns["author"] for level in levels} == {"A. Tester"}
-    for level, text in zip(levels, texts, strict=True):
-        padded = padded_by_hand(text)
-        assert level.board.to_xsb() == padded
-        assert len(solve(Board.from_text(padded))) == level.solution_length
-        assert render(level.board, 8).tobytes() == render(Board.from_text(padded), 8).tobytes()
     assert [level.solution_length for level in levels] == [13, 20, 16, 9, 7, 10, 12, 14, 3, 14]
-
-
-def padded_by_hand(text: str) -> str:
-    """A rectangle: walls in place of the blanks before the first and behind the last wall of each row and column."""
-    rows = textwrap.dedent(text.strip("\n")).split("\n")
-    width = max(map(len, rows))
-    grid = [list(row.ljust(width)) for row in rows]
-    for line in (*grid, *map(list, zip(*grid, strict=True))):
-        assert "#" in line
-    outside = {(r, c) for r, row in enumerate(grid) for c in range(width) if "#" not in row[:c] or "#" not in row[c:]}
-    columns = ["".join(column) for column in zip(*grid, strict=True)]
-    outside |= {
-        (r, c)
-        for c, column in enumerate(columns)
-        for r in range(len(grid))
-        if "#" not in column[:r] or "#" not in column[r:]
-    }
-    return "\n".join(
-        "".join("#" if (r, c) in outside else symbol for c, symbol in enumerate(row)) for r, row in enumerate(grid)
-    )
-
-
-def test_sok_gives_the_same_levels_with_titles():
-    """Other floor signs, letters, run lengths, a level inside a comment, Windows lines, titles in an old encoding."""
-    plain, sok = reading_of(FOLDER / "own.txt"), reading_of(FOLDER / "own.sok")
-    assert (sok.rows_read, sok.rejected) == (10, [])
-    assert [level.board for level, _ in sok.levels] == [level.board for level, _ in plain.levels]
-    assert [level.row_id for level, _ in sok.levels] == [
+    assert [level.board for level in titled] == [level.board for level in levels]
+    assert [level.row_id for level in titled] == [
         *("First steps", "Corner shop", "Three rows", "The hook", "Up and left", "Two by two", "Well", "Crossing"),
         *("Café", "Café_2"),
     ]
-    assert [level.columns["author"] for level, _ in sok.levels] == ["A. Tester", "Somebody Else", *["A. Tester"] * 8]
+    assert [level.columns["author"] for level in titled] == ["A. Tester", "Somebody Else", *["A. Tester"] * 8]
 
 
 def test_a_folder_of_collections(tmp_path):
@@ -224,17 +187,6 @@ def test_a_folder_of_collections(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no \.sok, \.txt, \.xsb in this folder"):
         reading_of(tmp_path / "empty")
-
-
-def test_boxoban_text(shared_data):
-    import json
-
-    texts = [json.loads(line)["xsb"] for line in (shared_data / "boxoban_sample.jsonl").read_text().splitlines()]
-    entries = read_collection("\n\n".join(f"; {number}\n{text}" for number, text in enumerate(texts)) + "\n")
-    assert [(entry.row_id, entry.rows, entry.columns) for entry in entries] == [
-        (str(number), text, {}) for number, text in enumerate(texts)
-    ]
-    assert [board.to_xsb() for board in boards(entries)] == texts
 
 
 def in_runs(row: str) -> str:

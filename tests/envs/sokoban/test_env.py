@@ -14,7 +14,7 @@ from geo_sokoban_pipeline.envs.sokoban import (
     MoveRewards,
     SokobanEnv,
     build_env,
-    generate_levels,
+    parse_actions,
     render,
 )
 from geo_sokoban_pipeline.rewards import sokoban_reward
@@ -33,50 +33,30 @@ def test_reset_shows_a_384_pixel_image_and_the_distance():
 
 
 @pytest.mark.parametrize(
-    ("board", "responses", "rewards", "done", "effective", "steps"),
+    ("board", "responses", "rewards", "total", "effective", "steps"),
     [
-        (LEVEL, ["Up"], [-0.05], False, False, 1),
-        (LEVEL, ["Right"], [0.01], False, True, 1),
-        (LEVEL, ["no action here"], [0.0], False, False, 0),
-        (LEVEL, ["Down,Right,Right"], [1.03], True, True, 3),
-        (LEVEL, ["Down", "Right", "Right"], [0.01, 0.01, 1.01], True, True, 3),
-        (ROW, ["Right,Right,Right"], [1.01], True, True, 1),
-        (LEVEL, ["Up, Right, Up"], [-0.09], False, True, 3),
+        (LEVEL, ["Up"], [-0.05], -0.05, False, 1),
+        (LEVEL, ["Right"], [0.01], 0.01, True, 1),
+        (LEVEL, ["no action here"], [0.0], 0.0, False, 0),
+        (LEVEL, ["Down,Right,Right"], [1.03], 8.03, True, 3),
+        (LEVEL, ["Down", "Right", "Right"], [0.01, 0.01, 1.01], 7.343333, True, 3),
+        (ROW, ["Right,Right,Right"], [1.01], 7.01, True, 1),
+        (LEVEL, ["Up, Right, Up"], [-0.09], -0.09, True, 3),
     ],
 )
-def test_worked_examples(board, responses, rewards, done, effective, steps):
+def test_worked_examples(board, responses, rewards, total, effective, steps):
     env = SokobanEnv(board)
-    env.reset()
+    dist0 = env.reset()[1]["box_target_distance"]
     for response in responses:
         _, ended, info = env.step(response)
+    done = total > 5
     assert env.turn_rewards == pytest.approx(rewards)
     assert ended is done and env.steps == steps
     assert info["metrics"]["turn_metrics"]["action_is_effective"] is effective
     assert env.final_bonus == (5.0 if done else 0.0)
     assert info["metrics"]["traj_metrics"]["success"] is done
-
-
-def test_worked_example_reward_of_three_turns_and_of_one():
-    env = SokobanEnv(LEVEL)
-    env.reset()
-    dist0 = env.box_target_distance()
-    for response in ("Down", "Right", "Right"):
-        env.step(response)
-    assert env.board.boxes == ((2, 4),)
-    total = sokoban_reward(env.turn_rewards, env.final_bonus, dist0, env.box_target_distance())["total_reward"]
-    assert total == pytest.approx(7.343333, abs=1e-6)
-
-    env = SokobanEnv(ROW)
-    env.reset()
-    env.step("Right,Right,Right")
-    assert sokoban_reward(env.turn_rewards, env.final_bonus, 1, 0)["total_reward"] == pytest.approx(7.01)
-    assert env.board.to_symbols().split("\n")[1] == " # \t _ \t _ \t P \t √ \t _ \t # "
-
-
-def test_player_stands_where_the_examples_say():
-    env = SokobanEnv(LEVEL)
-    env.step("Right")
-    assert env.board.player == (1, 2)
+    earned = sokoban_reward(env.turn_rewards, env.final_bonus, dist0, env.box_target_distance())["total_reward"]
+    assert earned == pytest.approx(total, abs=1e-6)
 
 
 def test_worked_example_step_limit_cuts_a_turn():
@@ -86,10 +66,6 @@ def test_worked_example_step_limit_cuts_a_turn():
     assert done and env.turn_rewards == pytest.approx([0.02]) and env.steps == 2
     assert info["parsed_actions"] == ["right"] * 3
     assert "Right, Right\n" in observation["obs_str"] and env.final_metrics()["success"] == 0.0
-
-
-def test_equal_seeds_give_equal_levels():
-    assert generate_levels(1, 0, 6, 6) == generate_levels(1, 0, 6, 6)
 
 
 def test_info_has_the_seed_keys_and_two_more():
@@ -105,33 +81,6 @@ def test_info_has_the_seed_keys_and_two_more():
         "box_target_distance": 1,
     }
     json.dumps(info)
-
-
-def test_a_response_without_a_move_can_cost_reward_and_a_step():
-    env = SokobanEnv(LEVEL, max_steps=2, rewards=MoveRewards(malformed=-0.1), malformed_counts_step=True)
-    env.reset()
-    assert env.step("?")[1] is False
-    assert env.step("?")[1] is True
-    assert env.turn_rewards == [-0.1, -0.1] and env.steps == 2
-    assert env.final_metrics()["invalid_share"] == 1.0
-
-
-CORNER = Board.from_text("######\n#    #\n# $@.#\n#    #\n######")
-
-
-@pytest.mark.parametrize(
-    ("end_when_lost", "rewards", "done"),
-    [(True, [0.01, 0.01, -0.24], [False, False, True]), (False, [0.01] * 3, [False] * 3)],
-)
-def test_a_lost_level_ends_the_episode_where_that_is_wanted(end_when_lost, rewards, done):
-    env = SokobanEnv(CORNER, rewards=MoveRewards(lost=-0.25), end_when_lost=end_when_lost)
-    env.reset()
-    ends = [env.step(response)[1] for response in ("up", "down", "left")]
-    assert (ends, env.turn_rewards) == (done, pytest.approx(rewards))
-    assert env.final_metrics()["lost"] == 1.0 and env.final_metrics()["success"] == 0.0
-    if end_when_lost:
-        with pytest.raises(RuntimeError, match="call reset first"):
-            env.step("right")
 
 
 @pytest.mark.parametrize("response", ["left", "right", "nothing"])
@@ -253,3 +202,31 @@ def test_build_env_reads_a_row_and_lets_arguments_win():
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         build_env({"extra_info": {"env_config": LEVEL.to_env_config()}}, arguments)
+
+
+@pytest.mark.parametrize(
+    ("response", "actions"),
+    [
+        ("<answer>Up, left</answer>", ["up", "left"]),
+        ("<answer>fly</answer> up", []),  # an answer block without a move counts as no move
+        ("<ANSWER>\nDown\n</Answer>", ["down"]),
+        ("<answer>up</answer><answer>down</answer>", ["up"]),
+        ("<answer>up", []),  # an open block is no block, and "<answer>up" is no token
+        ("<answer> up", ["up"]),
+        ("Right,Right,Right", ["right"] * 3),
+        ("up;down\nleft\tright", ["up", "down", "left"]),
+        ("up,down , , left", ["up", "down", "left"]),
+        ("up. (left) 'down' right!", []),  # attached punctuation disqualifies
+        ("I go UP then dOwN", ["up", "down"]),
+        ("upward left", ["left"]),
+        ("↑", []),
+        ("", []),
+        ("<answer></answer>", []),
+        ("<answer>up left down right</answer>", ["up", "left", "down"]),
+        ("<think>up <answer>up</answer></think><answer>left</answer>", ["left"]),
+        ("<think>a</think> up <think>b</think> down", ["down"]),
+        ("<think><answer>up</answer>", ["up"]),
+    ],
+)
+def test_action_grammar(response, actions):
+    assert parse_actions(response, 3) == actions

@@ -28,26 +28,19 @@ CENTRES = [
 @pytest.mark.parametrize(("cell", "colour"), CENTRES)
 def test_cell_centres_have_the_seed_colours(cell_px, cell, colour):
     image = render(Board.from_text(LEVEL), cell_px)
+    assert (image.mode, image.size) == ("RGB", (6 * cell_px, 6 * cell_px))
     middle = (cell[1] * cell_px + cell_px // 2, cell[0] * cell_px + cell_px // 2)
     assert image.getpixel(middle) == colour
 
 
-def test_default_image_is_64_pixels_a_cell_in_rgb():
-    image = render(Board.from_text(LEVEL))
-    assert (image.mode, image.size) == ("RGB", (384, 384))
-    assert render(Board.from_text("#@   #"), 16).size == (96, 16)
-
-
-def test_floor_lines_are_one_white_pixel_at_the_near_edges():
+def test_tiles_follow_the_seed_measures():
     pixels = np.asarray(render(Board.from_text(LEVEL)))
+    assert pixels.shape == (384, 384, 3)
+    # Floor lines are one white pixel at the near edges.
     cell = pixels[64:128, 128:192]
     assert (cell[0] == 255).all() and (cell[:, 0] == 255).all()
     assert (cell[1:, 1:] == 8).all()
     assert (pixels[:64] == (176, 80, 50)).all()  # walls have no lines
-
-
-def test_target_and_box_follow_the_seed_measures():
-    pixels = np.asarray(render(Board.from_text(LEVEL)))
     target, box = pixels[128:192, 256:320], pixels[128:192, 128:192]
     assert (target[16:19, 17:47] == (220, 40, 40)).all() and tuple(target[15, 32]) == (8, 8, 8)
     assert tuple(target[32, 32 + 10]) == (200, 30, 30) and tuple(target[32, 32 + 13]) == (8, 8, 8)
@@ -63,11 +56,6 @@ def test_all_seven_tiles_differ_at_every_size(cell_px):
         pixels = np.asarray(render(Board.from_text(level), cell_px))
         cells |= {pixels[:, at * cell_px : (at + 1) * cell_px].tobytes() for at in range(6)}
     assert len(cells) == 7
-
-
-def test_cells_below_eight_pixels_are_refused():
-    with pytest.raises(ValueError, match="cell_px=7: must be at least 8"):
-        render(Board.from_text(LEVEL), 7)
 
 
 def test_png_is_the_image_and_equal_for_equal_boards():
@@ -127,6 +115,18 @@ def test_equal_boards_share_an_image():
     assert len({each.content_key for each in (image, *others)}) == 3
 
 
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda board: render(board, 7), "cell_px=7: must be at least 8"),
+        (lambda board: render_solution(board, ["sideways"]), "sideways"),
+    ],
+)
+def test_images_that_cannot_be_drawn(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw(Board.from_text(LEVEL))
+
+
 def test_a_solution_is_drawn_from_the_player_to_its_last_cell():
     """Walks are green, pushes orange; cells beside the way are those of the plain image."""
     board = Board.from_text("#######\n#@ $ .#\n#     #\n#######")
@@ -135,8 +135,3 @@ def test_a_solution_is_drawn_from_the_player_to_its_last_cell():
     assert tuple(drawn[48, 100]) == (255, 150, 40)  # the push, and the dot at its end
     assert (drawn[64:] == plain[64:]).all() and (drawn[:, 128:] == plain[:, 128:]).all()
     assert (np.asarray(render_solution(board, ["up"], 32)) != plain).any()  # the dot alone: the move is blocked
-
-
-def test_a_solution_of_other_words_is_refused():
-    with pytest.raises(ValueError, match="sideways"):
-        render_solution(Board.from_text("#####\n#@$.#\n#####"), ["sideways"])

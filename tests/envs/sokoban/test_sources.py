@@ -46,46 +46,25 @@ def by_split(reading, key):
     return {split: [key(level) for level, of in reading.levels if of == split] for split in SPLITS}
 
 
-@pytest.fixture(scope="module")
-def default_reading():
-    return read_source(SokobanDataOptions())
-
-
-def test_default_setting(default_reading):
-    layouts = {
-        split: set(names) for split, names in by_split(default_reading, lambda level: level.board.layout_hash).items()
-    }
-    lengths = {
-        split: Counter(found) for split, found in by_split(default_reading, lambda level: level.solution_length).items()
-    }
-    hashes = by_split(default_reading, lambda level: level.board.canonical_hash)
-    assert default_reading.split_rule == "layout"
+def test_default_setting():
+    default = SokobanDataOptions()
+    reading = read_source(default)
+    layouts = {split: set(names) for split, names in by_split(reading, lambda level: level.board.layout_hash).items()}
+    hashes = by_split(reading, lambda level: level.board.canonical_hash)
+    assert reading.split_rule == "layout"
     assert {split: len(names) for split, names in layouts.items()} == {"train": 173, "validation": 28, "eval": 57}
-    assert lengths["train"] == dict.fromkeys(range(1, 9), 768)
-    assert lengths["validation"] == dict.fromkeys(range(1, 9), 32)
-    assert lengths["eval"] == dict.fromkeys(range(1, 9), 80)
+    for split, each in (("train", 768), ("validation", 32), ("eval", 80)):
+        lengths = by_split(reading, lambda level: level.solution_length)[split]
+        assert Counter(lengths) == dict.fromkeys(range(1, 9), each)
     assert overlaps(layouts) == overlaps(hashes) == 0
     assert all(len(set(names)) == len(names) for names in hashes.values())
-
-
-def test_generated_lengths_are_the_solvers(default_reading):
-    for level, _ in default_reading.levels[:: len(default_reading.levels) // 60]:
-        assert len(solve(level.board)) == level.solution_length
-
-
-def test_yields_of_splits_add_up():
-    options = SokobanDataOptions()
-    whole, parts = setting_yield(options), split_yields(options)
-    assert sum(parts.values()) == sum(whole.values())
-    assert all(parts[split] > getattr(options.counts, split) for split in parts)
+    assert all(len(solve(level.board)) == level.solution_length for level, _ in reading.levels[::100])
+    whole, parts = setting_yield(default), split_yields(default)
+    assert sorted(whole) == [str(length) for length in range(1, 9)]
+    assert sum(parts.values()) == sum(whole.values()) == 53_803
+    assert all(parts[split] > getattr(default.counts, split) for split in parts)
+    assert len(known_layouts(default)) == 258
     assert split_yields(SokobanDataOptions(height=10, width=10)) is None
-
-
-def test_default_setting_yields(default_reading):
-    found = setting_yield(SokobanDataOptions())
-    assert sorted(found) == [str(length) for length in range(1, 9)]
-    assert sum(found.values()) == 53_803
-    assert len(known_layouts(SokobanDataOptions())) == 258
 
 
 def test_more_training_levels_leave_the_other_splits_as_they_are():
@@ -122,38 +101,26 @@ def test_other_settings(changes, rule):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "error", "message"),
     [
         (
-            {
-                "height": 5,
-                "width": 5,
-                "inner_walls": (0, 0),
-                "max_solution": 6,
-                "counts": {"train": 900, "validation": 5, "eval": 8},
-            },
+            {"height": 5, "width": 5, "inner_walls": (0, 0), "max_solution": 6}
+            | {"counts": {"train": 900, "validation": 5, "eval": 8}},
+            LevelsExhaustedError,
             r"sokoban.counts.train=900: 5×5 levels .* yield \d+ distinct ones",
         ),
         (
             {"min_solution": 90, "max_solution": 91, "counts": {"train": 8, "validation": 1, "eval": 1}},
+            LevelsExhaustedError,
             "sokoban.counts.train=8: .* yield 0",
         ),
+        ({"counts": ALL}, ValueError, "sokoban.counts.train=null"),
+        ({"shares": {"train": 1, "validation": 0, "eval": 0}}, ValueError, "sokoban.shares.validation=0"),
+        ({"source": "hub"}, ValueError, "sokoban.source=hub"),  # without a loader
     ],
 )
-def test_a_setting_that_runs_out_says_what_it_yields(changes, message):
-    with pytest.raises(LevelsExhaustedError, match=message):
-        read_source(options(**changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"counts": ALL}, "sokoban.counts.train=null"),
-        ({"shares": {"train": 1, "validation": 0, "eval": 0}}, "sokoban.shares.validation=0"),
-    ],
-)
-def test_settings_that_cannot_be_generated(changes, message):
-    with pytest.raises(ValueError, match=message):
+def test_settings_that_cannot_be_generated(changes, error, message):
+    with pytest.raises(error, match=message):
         read_source(options(**changes))
 
 
@@ -254,6 +221,7 @@ def test_lines_that_are_no_rows_are_reported(tmp_path):
         ("empty.txt", b"\n; nothing\n\n", ValueError, "holds no rows"),
         ("bad.txt", b"###\n#?#\n\n###\n#@#\n", ValueError, "none of its 2 rows is a playable level: .*unknown symbol"),
         ("bad.jsonl", b'{"xsb": "###"}\n{"xsb": 4}', ValueError, "none of its 2 rows"),
+        ("rows.csv", b"a,b", ValueError, r"\.jsonl and \.parquet, not from \.csv"),
         ("prose.txt", b"There is no level\nin this # file.\n", ValueError, "prose.txt holds no rows and no levels"),
     ],
 )
@@ -261,13 +229,7 @@ def test_files_that_stop_the_run(tmp_path, name, content, error, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=message):
-        read_source(file_options(tmp_path / name))
-
-
-def test_other_suffixes_are_no_row_files(tmp_path):
-    (tmp_path / "rows.csv").write_text("a,b")
-    with pytest.raises(ValueError, match=r"\.jsonl and \.parquet, not from \.csv"):
-        read_source(file_options(tmp_path / "rows.csv", "raw_parquet"))
+        read_source(file_options(tmp_path / name, "raw_parquet" if name.endswith(".csv") else "auto"))
 
 
 @pytest.mark.parametrize("name", ["levels.xsb", "levels.txt", "levels.jsonl"])
@@ -334,8 +296,3 @@ def test_our_own_prompts_are_a_processed_file(tmp_path):
     }
     assert [row.row_id for row in reading.rejected] == [rows[3]["id"]]
     assert all(level.prompt == rows[0]["prompt"] for level, _ in reading.levels)
-
-
-def test_the_hub_needs_a_loader():
-    with pytest.raises(ValueError, match="sokoban.source=hub"):
-        read_source(options(source="hub"))

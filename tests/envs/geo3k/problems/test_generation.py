@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from geo_sokoban_pipeline.envs.geo3k.figures import (
     generate_splits,
     problem_key,
 )
+from geo_sokoban_pipeline.envs.geo3k.figures.families import FAMILIES
 
 COUNTS = {"eval": 640, "validation": 256, "train": 1024}
 MIXED = ProblemOptions(difficulty="mixed")
@@ -47,19 +49,13 @@ def test_numbers_of_default_problems_are_in_the_image_only(tiny):
         assert texts == {f"{dict(problem.numbers)['a']}°", "x°", str(dict(problem.numbers)["length"])}
 
 
-def test_splits_share_no_family_with_its_numbers(tiny):
-    keys = [(problem.family, problem.numbers) for problems in tiny.values() for problem in problems]
-    assert len(keys) == len(set(keys))
-
-
 def test_splits_share_no_figure_with_its_given_angle(tiny):
     """The length beside it decides nothing, so it must not be what keeps splits apart."""
-    decisive = {
-        split: {(problem.family, dict(problem.numbers)["a"]) for problem in problems}
-        for split, problems in tiny.items()
-    }
-    assert {split: len(pairs) for split, pairs in decisive.items()} == {"eval": 52, "validation": 32, "train": 127}
-    assert sum(map(len, decisive.values())) == len(set().union(*decisive.values()))
+    pairs = {split: {(p.family, dict(p.numbers)["a"]) for p in problems} for split, problems in tiny.items()}
+    assert {split: len(found) for split, found in pairs.items()} == {"eval": 52, "validation": 32, "train": 127}
+    assert sum(map(len, pairs.values())) == len(set().union(*pairs.values()))
+    keys = [(problem.family, problem.numbers) for problems in tiny.values() for problem in problems]
+    assert len(keys) == len(set(keys))
 
 
 def test_more_training_problems_do_not_change_the_held_out_ones(tiny):
@@ -108,16 +104,21 @@ def test_other_processes_draw_the_same_images():
     assert run.stdout.strip() == ours
 
 
-def test_shares_of_families():
-    options = ProblemOptions(families={"linear_pair": 3.0, "inscribed_angle": 1.0})
-    families = Counter(problem.family for problem in generate_problems(80, 0, options))
-    assert families == {"linear_pair": 60, "inscribed_angle": 20}
-
-
-def test_used_up_families_leave_their_turns_to_the_others():
-    options = ProblemOptions(difficulty="easy", families={"complementary_angles": 1.0, "trapezoid_area": 1.0})
-    families = Counter(problem.family for problem in generate_problems(100, 0, options))
-    assert families["complementary_angles"] <= 35 and families.total() == 100
+@pytest.mark.parametrize(
+    ("families", "expected"),
+    [
+        (
+            {"linear_pair": 3.0, "inscribed_angle": 1.0},
+            {"linear_pair": range(75, 76), "inscribed_angle": range(25, 26)},
+        ),
+        # A family that is used up leaves its turns to the others.
+        ({"complementary_angles": 1.0, "trapezoid_area": 1.0}, {"complementary_angles": range(36)}),
+    ],
+)
+def test_shares_of_families(families, expected):
+    options = ProblemOptions(difficulty="tiny" if "linear_pair" in families else "easy", families=families)
+    found = Counter(problem.family for problem in generate_problems(100, 0, options))
+    assert found.total() == 100 and all(found[family] in counts for family, counts in expected.items())
 
 
 def test_when_all_are_used_up_the_error_says_so():
@@ -125,6 +126,8 @@ def test_when_all_are_used_up_the_error_says_so():
     with pytest.raises(ProblemsExhaustedError, match=r"count=100: .* about \d\d distinct problems") as error:
         generate_problems(100, 0, options)
     assert 25 <= len(error.value.problems) <= 35
+    with pytest.raises(ValueError, match="count=-1"):
+        generate_problems(-1, 0)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +146,6 @@ def test_errors_name_the_way_out(options, message):
         generate_problems(50, 0, ProblemOptions(**options))
 
 
-def test_negative_counts_are_refused():
-    with pytest.raises(ValueError, match="count=-1"):
-        generate_problems(-1, 0)
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -164,3 +162,77 @@ def test_negative_counts_are_refused():
 def test_options_are_checked(params, message):
     with pytest.raises(ParameterError, match=message):
         validate_parameters(params, ProblemOptions, prefix="geo3k.problems")
+
+
+# Answers worked out by hand, family by family.
+
+CASES = [
+    ("linear_pair", "easy", {"a": 64}, "116"),
+    ("linear_pair", "easy", {"a": 121}, "59"),
+    ("vertical_angles", "easy", {"a": 71}, "71"),
+    ("complementary_angles", "easy", {"a": 38}, "52"),
+    ("parallel_lines", "easy", {"a": 65}, ("65", "115")),  # equal angles or supplementary ones
+    ("parallel_zigzag", "easy", {"a": 40, "b": 50}, "90"),
+    ("parallel_zigzag", "medium", {"a": 40, "sum": 85}, "45"),
+    ("triangle_angles", "easy", {"a": 50, "b": 60}, "70"),
+    ("triangle_angles", "medium", {"base": 40}, "100"),
+    ("triangle_angles", "medium", {"top": 45}, "67.5"),
+    ("exterior_angle", "easy", {"a": 40, "b": 70}, "110"),
+    ("exterior_angle", "medium", {"a": 40, "exterior": 100}, "60"),
+    ("pythagoras", "easy", {"leg": 9, "other": 12}, "15"),
+    ("pythagoras", "easy", {"hypotenuse": 13, "leg": 5}, "12"),
+    ("pythagoras", "medium", {"leg": 4, "other": 6}, r"2 \sqrt { 13 }"),
+    ("pythagoras", "medium", {"hypotenuse": 9, "leg": 6}, r"3 \sqrt { 5 }"),
+    ("special_right_triangle", "easy", {"degrees": 45, "leg": 7}, r"7 \sqrt { 2 }"),
+    ("special_right_triangle", "easy", {"degrees": 60, "leg": 5}, ("10", r"5 \sqrt { 3 }")),
+    ("special_right_triangle", "medium", {"degrees": 45, "hypotenuse": 9}, r"\frac { 9 \sqrt { 2 } } { 2 }"),
+    ("special_right_triangle", "medium", {"degrees": 60, "other": 12}, (r"4 \sqrt { 3 }", r"8 \sqrt { 3 }")),
+    ("special_right_triangle", "hard", {"degrees": 45, "hypotenuse": 6, "root": 6}, r"6 \sqrt { 3 }"),
+    ("similar_triangles", "easy", {"base": 20, "side": 24, "small": 10}, "12"),
+    ("parallel_in_triangle", "easy", {"near": 10, "far": 5, "other": 12}, "6"),
+    ("parallel_in_triangle", "medium", {"near": 9, "far": 5, "other": 12}, r"\frac { 20 } { 3 }"),
+    ("parallel_in_triangle", "hard", {"near": 8, "far": 4, "base": 12}, "8"),
+    ("triangle_area", "easy", {"base": 12, "height": 7}, "42"),
+    ("triangle_area", "easy", {"base": 9, "height": 5}, "22.5"),
+    ("triangle_area", "hard", {"base": 10, "side": 13}, "60"),
+    ("triangle_area", "hard", {"base": 8, "side": 6}, r"8 \sqrt { 5 }"),
+    ("parallelogram_area", "easy", {"base": 20, "height": 12}, "240"),
+    ("parallelogram_area", "hard", {"base": 10, "side": 8, "degrees": 60}, r"40 \sqrt { 3 }"),
+    ("parallelogram_area", "hard", {"base": 10, "side": 8, "degrees": 30}, "40"),
+    ("trapezoid_area", "easy", {"short": 10, "long": 16, "height": 6}, "78"),
+    ("trapezoid_area", "hard", {"leg": 8, "short": 6, "degrees": 60}, r"40 \sqrt { 3 }"),
+    ("trapezoid_area", "hard", {"long": 14, "short": 6, "degrees": 45}, "40"),
+    ("inscribed_angle", "easy", {"a": 100}, "50"),
+    ("inscribed_angle", "easy", {"a": 75}, "37.5"),
+    ("intercepted_arc", "easy", {"a": 35}, "70"),
+    ("central_angle", "easy", {"a": 100, "b": 120}, "140"),
+    ("chord_angles", "easy", {"a": 40, "b": 60}, "50"),
+    ("chord_angles", "medium", {"arc": 50, "angle": 60}, "70"),
+    ("circle_circumference", "easy", {"radius": 6}, r"12 \pi"),
+    ("circle_circumference", "medium", {"diameter": 50}, "15.7"),  # 5.0
+    ("circle_circumference", "hard", {"square": 8}, r"8 \sqrt { 2 } \pi"),
+    ("circle_circumference", "hard", {"leg": 6, "other": 8}, r"10 \pi"),
+    ("circle_area", "easy", {"radius": 5}, r"25 \pi"),
+    ("circle_area", "easy", {"diameter": 5}, r"\frac { 25 } { 4 } \pi"),
+    ("circle_area", "medium", {"radius": 30}, "28.3"),  # 3.0
+    ("circle_area", "hard", {"square": 6}, r"18 \pi"),
+    ("sector", "easy", {"degrees": 90, "radius": 6}, r"9 \pi"),
+    ("sector", "easy", {"degrees": 60, "radius": 5}, r"\frac { 25 } { 6 } \pi"),
+    ("sector", "hard", {"degrees": 90, "radius": 4}, r"2 \pi"),
+    ("sector", "hard", {"degrees": 45, "radius": 3}, r"\frac { 3 } { 4 } \pi"),
+]
+
+
+@pytest.mark.parametrize(("family", "difficulty", "given", "label"), CASES)
+def test_answers(family, difficulty, given, label):
+    generator = random.Random(0)
+    for _ in range(60_000):
+        sketch = FAMILIES[family](generator, difficulty)
+        if given.items() <= dict(sketch.numbers).items():
+            assert sketch.label in (label if isinstance(label, tuple) else (label,))
+            return
+    pytest.fail(f"{family} never drew {given}")
+
+
+def test_every_family_has_a_case():
+    assert {case[0] for case in CASES} | {"polygon_angles"} == set(FAMILIES)
