@@ -108,13 +108,6 @@ RECORDS = [
 ]
 
 
-def test_first_attempts_are_unknown_where_one_is():
-    row = summarise_answers([*RECORDS, record("c", first_attempt=None)])
-    assert row["first_attempt"] is None and row["solved"] == 3
-    assert answer_numbers(row)["first_attempt_rate"] is None
-    assert answer_numbers(summarise_answers(RECORDS))["first_attempt_rate"] == 0.25
-
-
 def test_row():
     row = summarise_answers(RECORDS, policy="final", mode="greedy")
     # Two prompts of two episodes each, one of which is solved.
@@ -161,13 +154,14 @@ def test_row():
     }
     json.dumps(row, allow_nan=False)
     assert answer_numbers(row)["first_attempt_rate"] == 0.25
-
-
-def test_nothing_played_is_none_not_zero():
+    # First attempts are unknown where one is.
+    row = summarise_answers([*RECORDS, record("c", first_attempt=None)])
+    assert row["first_attempt"] is None and row["solved"] == 3
+    assert answer_numbers(row)["first_attempt_rate"] is None
+    # Numbers of nothing that was played are None, not 0.
     row = summarise_answers([], policy="constant", mode="-")
     assert (row["episodes"], row["low"], row["high"], row["breakdowns"]) == (0, 0.0, 1.0, {})
-    numbers = answer_numbers(row)
-    assert {name for name, value in numbers.items() if value is not None} == {"low", "high"}
+    assert {name for name, value in answer_numbers(row).items() if value is not None} == {"low", "high"}
 
 
 OUTCOMES = st.builds(
@@ -244,6 +238,9 @@ def test_players_without_a_policy(model, geometry_rows):
     assert (expert["tools"]["calls"] > 0) == several
     assert (expert["solved"] > expert["first_attempt"]["solved"]) == several
     assert 0.08 < expert["first_attempt"]["solve_rate"] < 0.4  # once in five rules, of 60 episodes
+    # Without training prompts no answer is the most frequent.
+    without = model.model_validate({"warm_start": {"steps": 0}})
+    assert [row["policy"] for row in evaluate_baselines(rows[:3], [], without, 0)] == ["label"]
 
 
 def test_an_environment_of_ones_own_has_no_word_of_geometry(tmp_path, geometry_rows):
@@ -286,8 +283,3 @@ class Expert:
 def build_env(sample, args): return Env()
 def build_teacher(name, patience, noise): return Expert()
 """
-
-
-def test_without_training_prompts_nobody_knows_what_is_frequent(geometry_rows):
-    options = Geo3kTrainOptions.model_validate({"warm_start": {"steps": 0}})
-    assert [row["policy"] for row in evaluate_baselines(geometry_rows(3), [], options, 0)] == ["label"]

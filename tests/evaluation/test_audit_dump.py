@@ -69,6 +69,8 @@ def by_name(checks: list[AuditCheck]) -> dict[str, AuditCheck]:
 
 
 def test_a_clean_dump_of_verl_has_no_findings(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no folder of them"):
+        audit_dumps({"train": tmp_path})
     for step in (1, 2, 10):
         write(tmp_path / f"{step}.jsonl", verl_rows(step))
     found = by_name(audit_dumps({"train": tmp_path}, task_of("geo3k")))
@@ -76,12 +78,6 @@ def test_a_clean_dump_of_verl_has_no_findings(tmp_path: Path) -> None:
     assert (found["rows"].checked, found["groups"].checked) == (24, 6)
     assert found["groups"].notes == ("3 of 6 groups without a signal: all rewards are equal",)
     assert found["rewards"].notes == ("0 of 24 rewards differ from geo_sokoban_pipeline.rewards.geo3k.math_reward",)
-
-
-def test_a_clean_dump_of_trl_has_no_findings(tmp_path: Path) -> None:
-    found = by_name(audit_dumps({"train": write(tmp_path / "completions_00001.parquet", trl_rows())}))
-    assert all(not check.findings for check in found.values())
-    assert found["groups"].notes == ("1 of 2 groups without a signal: all rewards are equal",)
 
 
 def group(text: str, rewards: list[float | None], step: int = 1, **columns: Any) -> Rows:
@@ -95,20 +91,47 @@ def group(text: str, rewards: list[float | None], step: int = 1, **columns: Any)
     ]
 
 
-def picture(number: int) -> dict[str, Any]:
-    return {"bytes": bytes([number]), "path": f"{number}.png"}
+OUTCOMES = [[1.0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
+PROBLEMS = [
+    row
+    for number, rewards in enumerate(OUTCOMES)
+    for row in group("A", list(rewards), images=[{"bytes": bytes([number]), "path": f"{number}.png"}], solution="5")
+]
+PROBLEMS[1]["images"] = [{"bytes": bytes([0]), "path": None}]  # another file name makes no other image
+BLIND = [*group("A", [1.0, 1.0, 0.0]), *group("B", [0.0, 0.0, 0.0]), *group("C", [0.0, 1.0, 1.0])]
+BLIND += [{**row, "prompt": "Find y."} for row in group("D", [1.0, 0.0, 0.0])]
+EQUAL = "without a signal: all rewards are equal"
 
 
-def test_images_tell_problems_of_one_text_apart(tmp_path: Path) -> None:
-    """Five problems of TRL, two of them without a signal; another file name makes no other image."""
-    outcomes = [[1.0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
-    rows = [row for number, rewards in enumerate(outcomes)
-            for row in group("A", list(rewards), images=[picture(number)], solution="5")]  # fmt: skip
-    rows[1]["images"] = [{**picture(0), "path": None}]
-    found = by_name(audit_dumps({"train": write(tmp_path / "1.parquet", rows)}))
+@pytest.mark.parametrize(
+    ("name", "rows", "checked", "notes"),
+    [
+        ("trl.parquet", trl_rows(), 2, [f"1 of 2 groups {EQUAL}"]),
+        # Images tell problems of one text apart.
+        ("images.parquet", PROBLEMS, 5, [f"2 of 5 groups {EQUAL}"]),
+        # TRL stores the texts of images' problems without the images: groups of the smallest size, in their order.
+        ("blind.parquet", BLIND, 4, [f"1 of 4 groups {EQUAL}"]),
+        # An answer beside the label is that of the response.
+        *(
+            (f"{name}.jsonl", [{**row, "answer": row["completion"]} for row in group("A", [1.0, 0.0], **{name: "5"})],
+             1, [f"0 of 1 group {EQUAL}"])
+            for name in ("gts", "label", "ground_truth")
+        ),
+        (
+            "unscored.jsonl",
+            [row for number, scores in enumerate(([1.0, None], [0.0, 0.0], [None, None]))
+             for row in group("A", scores, label=number)],
+            3,
+            [f"1 of 1 group {EQUAL}", "2 of 3 groups not looked at: a reward is missing"],
+        ),
+    ],
+)  # fmt: skip
+def test_groups_of_clean_dumps(tmp_path: Path, name: str, rows: Rows, checked: int, notes: list[str]) -> None:
+    found = by_name(audit_dumps({"train": write(tmp_path / name, rows)}))
     assert not any(check.findings for check in found.values())
-    assert found["groups"].checked == 5
-    assert found["groups"].notes == ("2 of 5 groups without a signal: all rewards are equal",)
+    assert found["groups"].checked == checked
+    assert all(note.startswith(words) for note, words in zip(found["groups"].notes, notes, strict=True))
+    assert name != "unscored.jsonl" or found["rows"].notes[1:] == ("3 of 6 rows without a reward",)
 
 
 @pytest.mark.parametrize("sign", [None, float("nan")])
@@ -121,12 +144,6 @@ def test_a_function_that_is_not_for_a_row_gives_no_reward(tmp_path: Path, sign: 
     found = by_name(audit_dumps({"train": write(tmp_path / "1.parquet", rows)}))
     assert found["groups"].notes == ("1 of 2 groups without a signal: all rewards are equal",)
     assert found["rows"].findings == () and len(found["rows"].notes) == 1
-
-
-@pytest.mark.parametrize("name", ["gts", "label", "ground_truth"])
-def test_an_answer_beside_the_label_is_that_of_the_response(tmp_path: Path, name: str) -> None:
-    rows = [{**row, "answer": str(number)} for number, row in enumerate(group("A", [1.0, 0.0, 0.0], **{name: "5"}))]
-    assert by_name(audit_dumps({"train": write(tmp_path / "1.jsonl", rows)}))["groups"].checked == 1
 
 
 @pytest.mark.parametrize("name", ["gts", "label", "solution", "answer", "ground_truth"])
@@ -159,25 +176,6 @@ def test_splits_with_equal_texts_and_other_images_share_no_prompt(tmp_path: Path
     (tmp_path / "again.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes())
     found = by_name(audit_dumps(dumps, names={"images": "figure"} if name == "figure" else None))
     assert found["splits"].findings == ("train and again share 1 prompt",)
-
-
-def test_problems_that_nothing_tells_apart_are_groups_in_their_order(tmp_path: Path) -> None:
-    """TRL stores the texts of images' problems without the images; each group has the size of the smallest."""
-    rows = [*group("A", [1.0, 1.0, 0.0]), *group("B", [0.0, 0.0, 0.0]), *group("C", [0.0, 1.0, 1.0])]
-    rows += [{**row, "prompt": "Find y."} for row in group("D", [1.0, 0.0, 0.0])]
-    found = by_name(audit_dumps({"train": write(tmp_path / "1.parquet", rows)}))
-    assert found["groups"].findings == ()
-    assert (found["groups"].checked, found["groups"].notes[0][:16]) == (4, "1 of 4 groups wi")
-
-
-def test_rows_without_a_score_are_counted(tmp_path: Path) -> None:
-    rows = [*group("A", [1.0, None], label="1"), *group("B", [0.0, 0.0], label="2"), *group("C", [None] * 2, label="3")]
-    found = by_name(audit_dumps({"train": write(tmp_path / "1.jsonl", rows)}))
-    assert found["rows"].notes[1:] == ("3 of 6 rows without a reward",)
-    assert found["groups"].notes == (
-        "1 of 1 group without a signal: all rewards are equal",
-        "2 of 3 groups not looked at: a reward is missing",
-    )
 
 
 def change(name: str, value: Any) -> Callable[[Rows], None]:
@@ -222,11 +220,6 @@ def test_a_reward_that_needs_an_environment_is_not_recomputed(tmp_path: Path) ->
     found = by_name(audit_dumps({"train": write(tmp_path / "1.jsonl", verl_rows())}, task_of("sokoban")))
     assert (found["rewards"].checked, found["rewards"].findings) == (0, ())
     assert "not graded again" in found["rewards"].notes[0]
-
-
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no folder of them"):
-        audit_dumps({"train": tmp_path})
 
 
 # The command.

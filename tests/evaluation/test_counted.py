@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from geo_sokoban_pipeline.config.grpo import EvaluationOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.images import read_data_uri
-from geo_sokoban_pipeline.envs.metrics import cluster_interval
+from geo_sokoban_pipeline.envs.metrics import cluster_interval, mean_pass_at_k, wilson_interval
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.rollouts import validate_policy
@@ -228,14 +227,6 @@ def test_prompts_and_episodes(
         assert {(e.iteration, e.policy_version) for e in episodes} == {(number, 7)}
 
 
-def test_without_baselines_and_ablations(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
-    script["now"] = up
-    options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 2})
-    summary, _ = evaluate(options, folder, levels, baselines=False, ablations=False)
-    rows = [(row["policy"], row["mode"]) for row in summary["rows"]]
-    assert rows == [(name, mode) for name in ("warm_start", "final") for mode in ("sampled", "greedy")]
-
-
 @pytest.mark.parametrize(
     ("rollout", "evaluation", "expected"),
     [
@@ -342,14 +333,6 @@ def test_images_of_problems(geometry_folder: PolicyFolder, problems: Any) -> Non
     assert {call.label.split("/")[1] for call in calls[3:]} == {"final", "final_blank"}
 
 
-def wilson(solved: int, count: int) -> tuple[float, float]:
-    """Rates p for which (p − solved / count)² = z² p (1 − p) / count."""
-    z2 = 1.959964**2
-    a, b, c = count + z2, -(2 * solved + z2), solved**2 / count
-    root = math.sqrt(b * b - 4 * a * c)
-    return (-b - root) / (2 * a), (-b + root) / (2 * a)
-
-
 def check_counts(counts: dict[str, Any], outcomes: Sequence[bool], clusters: Sequence[str]) -> None:
     """The counts are those of all episodes, the interval is over clusters."""
     names = list(dict.fromkeys(clusters))
@@ -358,17 +341,6 @@ def check_counts(counts: dict[str, Any], outcomes: Sequence[bool], clusters: Seq
     assert (counts["episodes"], counts["clusters"], counts["solved"]) == (len(outcomes), len(names), sum(outcomes))
     assert counts["solve_rate"] == pytest.approx(sum(outcomes) / len(outcomes))
     assert (counts["low"], counts["high"]) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
-
-
-def pass_at(k: int, outcomes: dict[str, list[bool]]) -> float:
-    """Share of all choices of k episodes of a prompt that hold a solved one, averaged over prompts."""
-    from itertools import combinations
-
-    shares = []
-    for solved in outcomes.values():
-        choices = list(combinations(solved, k))
-        shares.append(sum(map(any, choices)) / len(choices))
-    return sum(shares) / len(shares)
 
 
 def solution(row: dict[str, Any]) -> list[str]:
@@ -426,11 +398,9 @@ def test_numbers_of_levels(folder: PolicyFolder, levels: Any, train_options: Tra
         for part in row["by_length"]:
             chosen = [at for at, length in enumerate(lengths) if length == part["length"]]
             check_counts(part, [solved[at] for at in chosen], [walls[at] for at in chosen])
-        by_prompt: dict[str, list[bool]] = {}
-        for e, one in zip(own, solved, strict=True):
-            by_prompt.setdefault(held_out[e.group_index]["id"], []).append(one)
-        expected = None if samples == 1 else {str(k): pytest.approx(pass_at(k, by_prompt)) for k in (1, 2, 4)}
-        assert row["pass_at_k"] == expected
+        of_prompts = Counter(e.group_index for e, one in zip(own, solved, strict=True) if one)
+        expected = mean_pass_at_k([(samples, of_prompts[number]) for number in range(len(held_out))])
+        assert row["pass_at_k"] == (None if samples == 1 else pytest.approx(expected))
     assert summary["cluster_of"] == {row["level_hash"]: row["layout_hash"] for row in held_out}
     assert summary["clusters"] == summary["layouts"] == len({row["layout_hash"] for row in held_out})
     solver = next(row for row in summary["rows"] if row["policy"] == "solver")
@@ -505,7 +475,7 @@ def test_numbers_of_a_validation(tiny_policy: Policy, levels: Any, train_options
     episodes, metrics = validate_policy("run", 0, options, held_out, tiny_policy, engine, 3)
     assert [call.prompts for call in calls] == [[row["id"] for row in held_out]] * 2
     assert len(episodes) == 16 and {e.iteration for e in episodes} == {3}
-    low, high = wilson(6, 8)
+    low, high = wilson_interval(6, 8)
     for mode in ("sampled", "greedy"):
         assert metrics[f"eval/validation/{mode}_solve_rate"] == 6 / 8
         assert metrics[f"eval/validation/{mode}_low"] == pytest.approx(low, abs=1e-9)
@@ -522,6 +492,10 @@ def test_the_node_evaluates_on_the_evaluation_prompts(
     summary, _ = final_nodes.evaluate_policies(folder, folder, *frames, options, {"id": "levels"}, 0)
     assert (summary["prompts"], summary["data_id"]) == (3, "levels")
     assert {identity for call in calls for identity in call.prompts} == {row["id"] for row in held_out[:3]}
+    # Without baselines and ablations.
+    summary, _ = evaluate(options, folder, levels, baselines=False, ablations=False)
+    rows = [(row["policy"], row["mode"]) for row in summary["rows"]]
+    assert rows == [(name, mode) for name in ("warm_start", "final") for mode in ("sampled", "greedy")]
 
 
 @pytest.mark.parametrize(

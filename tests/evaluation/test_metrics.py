@@ -1,34 +1,189 @@
-"""Rows of the evaluation summary: counts, what stays None, and the response metrics of the seed."""
+"""Numbers of an evaluation: intervals over clusters, pass@k, rows of the summary, response metrics of the seed."""
 
 from __future__ import annotations
 
 import json
+from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.envs.metrics import cluster_interval
+from geo_sokoban_pipeline.envs.metrics import (
+    cluster_interval,
+    count_solved,
+    mean_pass_at_k,
+    pass_at_k,
+    wilson_interval,
+)
 from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.rollouts import response_metrics, summary_row
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [
+        (0, 10, 0.0, 0.277533),
+        (10, 10, 0.722467, 1.0),
+        (81, 263, 0.255266, 0.366191),  # Newcombe 1998, table I: 0.2553 to 0.3662
+        (15, 148, 0.062386, 0.160526),  # 0.0624 to 0.1605
+        (1, 29, 0.006113, 0.171755),  # 0.0061 to 0.1718
+        (0, 0, 0.0, 1.0),
+    ],
+)
+def test_published_values(successes, n, low, high):
+    assert wilson_interval(successes, n) == pytest.approx((low, high), abs=5e-5)
+
+
+COUNTS = st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+@given(COUNTS, st.floats(0.1, 5))
+def test_interval_holds_the_share_and_lies_in_range(counts, z):
+    successes, n = counts
+    low, high = wilson_interval(successes, n, z)
+    assert 0.0 <= low <= successes / n <= high <= 1.0
+    assert high > low
+
+
+@given(COUNTS)
+def test_failures_mirror_successes_and_more_trials_narrow(counts):
+    successes, n = counts
+    low, high = wilson_interval(successes, n)
+    mirrored = wilson_interval(n - successes, n)
+    assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((low, high), abs=1e-12)
+    wide = wilson_interval(4 * successes, 4 * n)
+    assert wide[1] - wide[0] < high - low
+
+
+# Clusters.
+
+
+CLUSTERS = st.lists(
+    st.integers(1, 12).flatmap(lambda size: st.tuples(st.integers(0, size), st.just(size))), min_size=1, max_size=70
+)
+
+
+@given(CLUSTERS)
+def test_an_interval_over_clusters_holds_the_share_and_has_a_width(clusters):
+    successes, sizes = map(list, zip(*clusters, strict=True))
+    low, high = cluster_interval(successes, sizes)
+    share = sum(successes) / sum(sizes)
+    assert 0.0 <= low <= share <= high <= 1.0 and high - low > 1e-4
+    failed = [size - won for won, size in clusters]
+    assert cluster_interval(failed, sizes) == pytest.approx((1 - high, 1 - low), abs=1e-9)
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.integers(1, 9))
+def test_copies_add_no_evidence(counts, copies):
+    """Distinct prompts have the Wilson interval; copies that end alike leave it as it is."""
+    solved, n = counts
+    successes = [at < solved for at in range(n)] * copies
+    row = count_solved(successes, [str(at) for at in range(n)] * copies)
+    assert (row["episodes"], row["clusters"], row["solved"]) == (n * copies, n, solved * copies)
+    assert (row["low"], row["high"]) == pytest.approx(wilson_interval(solved, n))
+
+
+def test_unequal_copies_and_none():
+    # 283 rows of 24 problems, 104 of them solved: the interval is about that of 24 trials, not of 283.
+    clusters = [str(at % 24) for at in range(276)] + ["0"] * 7
+    solved = [at in ("0", "2", "4", "5", "7", "12", "15", "20", "22") for at in clusters]
+    row = count_solved(solved, clusters)
+    low, high = wilson_interval(row["solve_rate"] * 24, 24)
+    assert (row["low"], row["high"]) == pytest.approx((low, high), abs=0.06)
+    assert count_solved([], [])["clusters"] == 0 and cluster_interval([], []) == (0.0, 1.0)
+
+
+def test_resamples_without_spread_are_in_the_middle():
+    """One in eight resamples holds halves alone: its share is the true one, and its error none."""
+    low, high = cluster_interval([*[2] * 22, 0, 4], [4] * 24)
+    assert low + high == pytest.approx(1.0, abs=1e-3) and 0.4 < low < 0.5
+
+
+@pytest.mark.parametrize(
+    ("successes", "sizes"), [([199, 0], [200, 1]), ([1, 0], [1, 200]), ([0, 1], [400, 1]), ([639, 0, 0], [640, 1, 1])]
+)
+def test_two_clusters_of_very_unequal_size_say_next_to_nothing(successes, sizes):
+    low, high = cluster_interval(successes, sizes)
+    assert low <= sum(successes) / sum(sizes) <= high and high - low > 0.9
+
+
+# Clusters, about how many episodes each, correlation within them, share → least coverage; 95 % are wanted.
+SIMULATED = {
+    "ten": (10, 11, 0.3, 0.5, 0.92),
+    "ten, independent": (10, 11, 0.0, 0.9, 0.92),
+    "24": (24, 11, 0.3, 0.3, 0.92),
+    "24, much alike": (24, 11, 0.6, 0.5, 0.92),
+    "24, one each": (24, 1, 0.0, 0.7, 0.92),
+    "57": (57, 11, 0.1, 0.7, 0.92),
+    "57, hardly any": (57, 11, 0.6, 0.1, 0.92),
+    "200": (200, 11, 0.3, 0.9, 0.92),
+    # Few clusters hold a success at all: their spread alone gives 0.88 to 0.9.
+    "20, hardly any": (20, 11, 0.3, 0.1, 0.9),
+    "24, much alike, hardly any": (24, 11, 0.6, 0.1, 0.92),
+    "57, much alike, hardly any": (57, 11, 0.6, 0.05, 0.92),
+}
+
+
+@pytest.mark.parametrize(("clusters", "size", "alike", "share", "least"), SIMULATED.values(), ids=SIMULATED)
+def test_coverage(clusters, size, alike, share, least):
+    """Beta-binomial clusters of unequal sizes: the interval holds the true share in 92 to 97 % of the samples."""
+    generator, times = np.random.default_rng(4), min(400, 30_000 // clusters)
+    sizes = generator.integers(1, 2 * size, (times, clusters)) if size > 1 else np.ones((times, clusters), int)
+    spread = 1 / alike - 1 if alike else None
+    rates = generator.beta(share * spread, (1 - share) * spread, sizes.shape) if spread else share
+    successes = generator.binomial(sizes, rates)
+    intervals = [cluster_interval(*sample) for sample in zip(successes.tolist(), sizes.tolist(), strict=True)]
+    assert least <= np.mean([low <= share <= high for low, high in intervals]) <= 0.97
+
+
+# pass@k: the estimator equals the mean over all subsets of k responses.
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=7), st.data())
+def test_it_is_the_mean_over_all_subsets(responses, data):
+    k = data.draw(st.integers(1, len(responses)))
+    subsets = list(combinations(responses, k))
+    exact = sum(any(subset) for subset in subsets) / len(subsets)
+    assert pass_at_k(len(responses), sum(responses), k) == pytest.approx(exact)
+
+
+def test_mean_over_prompts():
+    assert mean_pass_at_k([(4, 1), (4, 4), (5, 0)]) == pytest.approx({"1": 1.25 / 3, "2": 1.5 / 3, "4": 2 / 3})
+    assert mean_pass_at_k([]) == {}
+    assert pass_at_k(100_000, 1, 50_000) == pytest.approx(0.5)  # large counts do not overflow
+    assert list(mean_pass_at_k([(8, 1)])) == ["1", "2", "4", "8"] and list(mean_pass_at_k([(1, 1)])) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("function", "counts", "message"),
+    [
+        *((wilson_interval, counts, "=") for counts in ((3, 2, 1.96), (-1, 2, 1.96), (0, -1, 1.96), (1, 2, 0.0))),
+        *((pass_at_k, (n, c, k), f"n={n}, c={c}, k={k}") for n, c, k in ((4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5))),
+    ],
+)
+def test_bad_counts_are_refused(function, counts, message):
+    with pytest.raises(ValueError, match=message):
+        function(*counts)
+
+
+# Rows: counts, and what stays None.
 
 
 def summarise_episodes(records, policy="final", mode="sampled"):
     return summary_row(SOKOBAN, records, policy=policy, mode=mode)
 
 
-def level_record(prompt_id, success, ret, steps, optimal_steps, turns, invalid_turns):
-    return LevelRecord(prompt_id, success, ret, turns, invalid_turns, steps, optimal_steps)
-
-
 RECORDS = [
-    level_record("a", True, 7.0, 3, 3, 3, 0),
-    level_record("a", False, -0.5, 10, 3, 10, 4),
-    level_record("b", True, 6.0, 6, 4, 6, 0),
-    level_record("b", True, None, 4, 4, 1, 0),
-    level_record("c", True, 5.5, 9, None, 9, 1),  # the solver hit its limit
-    level_record("c", False, None, None, None, 0, 0),  # failed before its first turn
+    # prompt, solved, return, turns, invalid turns, steps, optimal steps
+    LevelRecord("a", True, 7.0, 3, 0, 3, 3),
+    LevelRecord("a", False, -0.5, 10, 4, 10, 3),
+    LevelRecord("b", True, 6.0, 6, 0, 6, 4),
+    LevelRecord("b", True, None, 1, 0, 4, 4),
+    LevelRecord("c", True, 5.5, 9, 1, 9, None),  # the solver hit its limit
+    LevelRecord("c", False, None, 0, 0, None, None),  # failed before its first turn
 ]
 
 
@@ -56,6 +211,7 @@ def test_row():
         "pass_at_k": pytest.approx({"1": 4 / 6, "2": 1.0}),
     }
     json.dumps(row, allow_nan=False)
+    assert summarise_episodes(RECORDS[1:3])["pass_at_k"] is None
 
 
 def test_nothing_played_is_none_not_zero():
@@ -63,10 +219,6 @@ def test_nothing_played_is_none_not_zero():
     assert (row["episodes"], row["solved"], row["low"], row["high"]) == (0, 0, 0.0, 1.0)
     assert [row[name] for name in ("solve_rate", "mean_return", "steps_over_optimal", "invalid_share")] == [None] * 4
     assert row["by_length"] == [] and row["pass_at_k"] is None
-
-
-def test_one_episode_per_prompt_has_no_pass_at_k():
-    assert summarise_episodes(RECORDS[1:3])["pass_at_k"] is None
 
 
 EPISODES = st.builds(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +125,11 @@ def states(checks: list[Any]) -> dict[str, str]:
     for check in checks:
         found[check.name] = max(found.get(check.name, "ok"), check.state, key=order.index)
     return found
+
+
+def says(checks: Sequence[Any], state: str, *texts: str) -> Any:
+    """The only one of some checks, which is in this state and says these texts."""
+    (check,) = checks
+    assert check.state == state, check
+    assert all(text in check.found for text in texts), check
+    return check

@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.preflight.resources import (
 from geo_sokoban_pipeline.preflight.stored import Stored
 from geo_sokoban_pipeline.runs.storage import held_bytes, nearest_folder
 from mounts import closable_folder, set_read_only, small_disk
-from preflight.conftest import TINY
+from preflight.conftest import TINY, says
 from task_options import TinyPolicyOptions
 
 SHAPE = EpisodeShape(prompt=28, observation=22, response=6, patches=36, image_tokens=9, image_bytes=400)
@@ -74,6 +74,11 @@ def test_measured_sizes_and_done_iterations_count(make_subject: Any) -> None:
     assert (whole.measured, plan(subject).measured) == (140 * MB, 0)
     computed = plan(subject).checkpoints / plan(subject, checkpoint_bytes=MB).checkpoints
     assert computed * MB > 3 * 4 * MB  # weights and two moments
+    # A finished run needs what its evaluation writes.
+    stored = {"base_policy": True, "policy": True, "iterations": 140, "checkpoints": 4, "iteration_bytes": MB}
+    found = plan(make_subject(), **stored)
+    assert (found.checkpoints, found.policies, found.measured, found.certain) == (0, 0, 0, 0)
+    assert found.trajectories > 0
 
 
 @pytest.mark.parametrize(
@@ -96,37 +101,23 @@ def test_policies_to_be_written(
     assert bool(found.policies) == bool(copies)
 
 
-def test_a_finished_run_needs_what_its_evaluation_writes(make_subject: Any) -> None:
-    stored = {"base_policy": True, "policy": True, "iterations": 140, "checkpoints": 4, "iteration_bytes": MB}
-    found = plan(make_subject(), **stored)
-    assert (found.checkpoints, found.policies, found.measured, found.certain) == (0, 0, 0, 0)
-    assert found.trajectories > 0
-
-
 @pytest.mark.parametrize(
-    ("free", "measured", "state"),
+    ("free", "measured", "replaced", "state"),
     [
-        (16 * MB, MB, "ok"),
-        (14 * MB, MB, "failure"),
-        (14 * MB, 0, "warning"),  # computed trajectories are an upper bound
-        (13 * MB, 0, "failure"),
+        (16 * MB, MB, 0, "ok"),
+        (14 * MB, MB, 0, "failure"),
+        (14 * MB, 0, 0, "warning"),  # computed trajectories are an upper bound
+        (13 * MB, 0, 0, "failure"),
+        # Until the first checkpoint, of 6 MB with the policies, both runs are there; all of it takes 15 MB, 14 surely.
+        (5 * MB, 0, 90 * MB, "failure"),
+        (6 * MB, 0, 7 * MB, "failure"),
+        (6 * MB, 0, 8 * MB, "warning"),
+        (6 * MB, 0, 9 * MB, "ok"),
     ],
 )
-def test_space(tmp_path: Path, free: int, measured: int, state: str) -> None:
-    plan = DiskPlan(checkpoints=10 * MB, policies=4 * MB, trajectories=MB, measured=measured)
-    check = check_space(plan, tmp_path, free)
-    assert check.state == state
-    assert "15.0 MB needed at most" in check.found
-
-
-@pytest.mark.parametrize(
-    ("free", "replaced", "state"),
-    # Until the first checkpoint, of 6 MB with the policies, both runs are there; all of it takes 15 MB, 14 surely.
-    [(5 * MB, 90 * MB, "failure"), (6 * MB, 7 * MB, "failure"), (6 * MB, 8 * MB, "warning"), (6 * MB, 9 * MB, "ok")],
-)
-def test_space_beside_a_run_that_is_replaced(tmp_path: Path, free: int, replaced: int, state: str) -> None:
-    plan = DiskPlan(checkpoints=10 * MB, policies=4 * MB, trajectories=MB, first=6 * MB)
-    assert check_space(plan, tmp_path, free, replaced).state == state
+def test_space(tmp_path: Path, free: int, measured: int, replaced: int, state: str) -> None:
+    plan = DiskPlan(checkpoints=10 * MB, policies=4 * MB, trajectories=MB, measured=measured, first=6 * MB)
+    says([check_space(plan, tmp_path, free, replaced)], state, "15.0 MB needed at most")
 
 
 def test_what_clearing_frees(tmp_path: Path) -> None:
@@ -143,31 +134,20 @@ def test_what_clearing_frees(tmp_path: Path) -> None:
 
 def test_space_of_a_real_small_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 4 * MB) as folder:
-        check = check_space(DiskPlan(10 * MB, 0, 0), folder / "not" / "yet")
-    assert (check.state, "4.0 MB free" in check.found) == ("failure", True)
+        says([check_space(DiskPlan(10 * MB, 0, 0), folder / "not" / "yet")], "failure", "4.0 MB free")
 
 
 def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
-    assert check_writable([tmp_path / "a" / "b"])[0].state == "ok"
+    says(check_writable([tmp_path / "a" / "b"]), "ok")
     assert not list(tmp_path.iterdir())
     with closable_folder(tmp_path / "closed", MB) as folder:
         set_read_only(folder, True)
-        (check,) = check_writable([folder / "06_models" / "run"])
-    assert check.state == "failure"
-    assert f"no file can be created in {tmp_path / 'closed'} (" in check.found
+        found = check_writable([folder / "06_models" / "run"])
+    says(found, "failure", f"no file can be created in {tmp_path / 'closed'} (")
     assert nearest_folder(tmp_path / "closed" / "x" / "y") == tmp_path / "closed"
-
-
-def test_paths(tmp_path: Path) -> None:
-    assert check_paths(tmp_path / "run").state == "ok"
-    long = tmp_path.joinpath(*["x" * 200] * 20)
-    assert check_paths(long).state == "failure"
-    assert check_paths(tmp_path / ("x" * 256)).state == "failure"
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")])
-def test_size(count: float, text: str) -> None:
-    assert size(count) == text
+    says([check_paths(tmp_path / "run")], "ok")
+    for long in (tmp_path.joinpath(*["x" * 200] * 20), tmp_path / ("x" * 256)):
+        says([check_paths(long)], "failure")
 
 
 def rank_of(options: Any, model: ModelShape, on_gpu: bool = False, **counts: int) -> RankPlan:
@@ -224,8 +204,14 @@ def test_exact_parts(make_subject: Any, model: ModelShape) -> None:
     assert (plan.held["optimizer moments"], plan.certain) == (2 * weights, 4 * weights)
     assert plan.phases["reference policy"]["reference policy"] == weights
     assert "weights of the engine" not in plan.parts
+    assert (model.parameters, model.trained) == (482_432, 482_432)
+    assert model.layers.parameters == 2 * model.layer.parameters
     # 256 conversations, 2 layers, keys and values, 2 heads of 32 numbers.
     assert plan.held["key-value cache"] == 256 * 328 * 2 * 2 * 2 * 32 * 4
+    # Servers hold the cache of keys and values, and images of their own.
+    served = rank_of(make_subject(train_sokoban={"rollout": {"engine": "sglang"}, "processes": 1}).options, model)
+    assert {"key-value cache", "image features of the engine"} <= set(plan.parts) - set(served.parts)
+    assert served.parts["image features"] == plan.parts["image features"] > 0
 
 
 def test_what_is_frozen_needs_weights_alone(make_subject: Any, model: ModelShape) -> None:
@@ -238,11 +224,6 @@ def test_what_is_frozen_needs_weights_alone(make_subject: Any, model: ModelShape
     assert plan.held["optimizer moments"] == 8 * frozen.trained and "vision tower" not in plan.phases
     with pytest.raises(ValueError, match="policy.freeze=tower: "):
         inspect_model(policy.model_copy(update={"freeze": ("tower",)}))
-
-
-def test_parts_of_the_model_add_up(model: ModelShape) -> None:
-    assert model.layers.parameters == 2 * model.layer.parameters
-    assert (model.parameters, model.trained) == (482_432, 482_432)
 
 
 def test_products_in_bfloat16_take_copies_and_halve_the_reference(make_subject: Any, model: ModelShape) -> None:
@@ -259,15 +240,6 @@ def test_products_in_bfloat16_take_copies_and_halve_the_reference(make_subject: 
     embedded = text.vocab_size * text.hidden_size
     assert kept.parts["reference policy"] == 2 * model.parameters + 2 * embedded
     assert kept.parts["weights"] == 4 * model.parameters
-
-
-def test_servers_hold_the_cache_of_keys_and_values(make_subject: Any, model: ModelShape) -> None:
-    changes = {"rollout": {"engine": "sglang"}, "processes": 1}
-    plan = rank_of(make_subject(train_sokoban=changes).options, model)
-    own = rank_of(make_subject(train_sokoban={"processes": 1}).options, model)
-    assert not {"key-value cache", "image features of the engine"} & set(plan.parts)
-    assert own.parts["key-value cache"] and own.parts["image features of the engine"]
-    assert plan.parts["image features"] == own.parts["image features"] > 0
 
 
 def test_ranks_that_share_weights_gather_them_and_their_engines_hold_copies(
@@ -307,29 +279,25 @@ RANK = RankPlan(
 
 
 @pytest.mark.parametrize(
-    ("server", "users"),
+    ("changes", "users"),
     [
         ({}, [{"rank 0": 100, "server 0": 600}, {}, {}]),
         ({"first_gpu": 1, "count": 2}, [{"rank 0": 100}, {"server 0": 600}, {"server 1": 600}]),
         ({"first_gpu": 1, "tensor_parallel": 2}, [{"rank 0": 100}, {"server 0": 600}, {"server 0": 600}]),
         ({"device": "cpu"}, [{"rank 0": 100}, {}, {}]),
         ({"mode": "attach", "urls": ["http://a:1"]}, [{"rank 0": 100}, {}, {}]),
+        (None, [{"rank 0": 100}, {"rank 1": 100}, {}]),
     ],
 )
-def test_servers_lie_where_they_are_launched(
-    make_subject: Any, server: dict[str, Any], users: list[dict[str, int]]
+def test_servers_and_ranks_lie_where_they_are_launched(
+    make_subject: Any, changes: dict[str, Any] | None, users: list[dict[str, int]]
 ) -> None:
-    changes = {"rollout": {"engine": "sglang", "server": {"memory_fraction": 0.6, **server}}, "processes": 1}
-    gpus = [Gpu(free=900, total=1000)] * 3
-    found = place_on_gpus(make_subject(train_sokoban=changes).options, RANK, gpus)
+    server = {"engine": "sglang", "server": {"memory_fraction": 0.6, **(changes or {})}}
+    ranks = {"processes": 2, "threads": 1, "sharding": "full"}
+    given = ranks if changes is None else {"rollout": server, "processes": 1}
+    found = place_on_gpus(make_subject(train_sokoban=given).options, RANK, [Gpu(free=900, total=1000)] * 3)
     assert [place.users for place in found] == users
-    assert [place.certain for place in found] == [30, 0, 0]
-
-
-def test_ranks_lie_on_a_gpu_each(make_subject: Any) -> None:
-    changes = {"processes": 2, "threads": 1, "sharding": "full"}
-    found = place_on_gpus(make_subject(train_sokoban=changes).options, RANK, [Gpu(900, 1000)] * 3)
-    assert [place.users for place in found] == [{"rank 0": 100}, {"rank 1": 100}, {}]
+    assert [place.certain for place in found] == [30, 30 if changes is None else 0, 0]
 
 
 def test_ranks_of_the_cpu_share_its_memory(make_subject: Any, model: ModelShape) -> None:
@@ -355,11 +323,9 @@ def test_memory_that_is_there(free: int, state: str) -> None:
     assert place.found == f"rank 0 100 B: at most 100 B of {size(free)} free"
     ways_out = {"ok": "", "warning": "rollout.max_conversations", "failure": "optimizer.offload=true"}
     assert ways_out[state] in place.way_out and bool(place.way_out) == (state != "ok")
-
-
-def test_a_server_on_the_trainers_gpu_is_the_first_to_go() -> None:
-    place = MemoryPlace("GPU 0", 150, {"rank 0": 100, "server 0": 60}, 30)
-    assert "rollout.server.first_gpu" in check_memory(RANK, [place], 0.9)[-1].way_out
+    # A server on the trainer's GPU is the first to go.
+    shared = MemoryPlace("GPU 0", 150, {"rank 0": 100, "server 0": 60}, 30)
+    assert "rollout.server.first_gpu" in check_memory(RANK, [shared], 0.9)[-1].way_out
 
 
 def test_a_server_and_a_rank_that_take_turns_need_the_larger_part(make_subject: Any, model: ModelShape) -> None:
@@ -408,12 +374,6 @@ def test_rollout_workers_have_the_engines_and_gpus_of_their_own(
     assert plan_worker(make_subject().options, model, caches, on_gpu=False) is None
 
 
-def test_free_memory_is_that_of_this_machine() -> None:
-    free, where = free_memory()
-    assert free > 1 << 20
-    assert where in ("memory of the machine", "control group")
-
-
 @pytest.mark.parametrize(
     ("most", "statistics", "free"),
     [("1000", "anon 500\ninactive_file 300", 500), ("1000", "anon 800", 200), ("max", "anon 1", None)],
@@ -425,6 +385,8 @@ def test_pages_of_files_are_free_for_whoever_needs_them(
         (tmp_path / name).write_text(f"{text}\n")
     assert group_limit(tmp_path) == free
     assert group_limit(tmp_path / "no_group") is None
+    free_here, where = free_memory()
+    assert free_here > 1 << 20 and where in ("memory of the machine", "control group")
 
 
 @pytest.mark.parametrize(
@@ -440,12 +402,8 @@ def test_pages_of_files_are_free_for_whoever_needs_them(
 def test_retention_lowers_the_plan(make_subject: Any, retention: dict[str, Any], share: float | None) -> None:
     def trajectories(**kept: Any) -> int:
         loop = {"iterations": 100, "eval_interval": 0, "keep_best": False, "retention": kept}
-        options = {"loop": loop, "evaluation": {"greedy": False, "samples": 1}}
-        subject = make_subject(train_sokoban=options)
+        subject = make_subject(train_sokoban={"loop": loop, "evaluation": {"greedy": False, "samples": 1}})
         return plan_disk(subject.options, MB, SHAPE, validation=0, evaluation=0, stored=Stored()).trajectories
 
-    whole, less = trajectories(), trajectories(**retention)
-    if share is None:
-        assert 0.1 * whole < less < 0.95 * whole
-    else:
-        assert less == pytest.approx(share * whole, rel=0.001)
+    less = trajectories(**retention) / trajectories()
+    assert 0.1 < less < 0.95 if share is None else less == pytest.approx(share, rel=0.001)

@@ -12,6 +12,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 from geo_sokoban_pipeline.preflight.model import inspect_model
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_signatures, try_episode
+from preflight.conftest import says
 from task_options import PolicyOptions
 
 RUN = "train_sokoban"
@@ -67,15 +68,12 @@ def rows(sokoban_rows: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_unusable_own_code(make_subject: Any, files: Path, parameter: str, spec: str, text: str) -> None:
-    spec = str(files / spec) if spec.endswith(".py") else spec
-    checks = {
-        check.name: check
-        for check in check_signatures(RUN, make_subject(train_sokoban=changes(parameter, spec)).options)
-    }
+    options = make_subject(
+        train_sokoban=changes(parameter, str(files / spec) if spec.endswith(".py") else spec)
+    ).options
+    checks = {check.name: check for check in check_signatures(RUN, options)}
     assert len(checks) == 4
-    check = checks.pop(f"{RUN}.{parameter}")
-    assert check.state == "failure"
-    assert text in check.found
+    says([checks.pop(f"{RUN}.{parameter}")], "failure", text)
     assert {other.state for other in checks.values()} == {"ok"}
 
 
@@ -87,16 +85,11 @@ def test_one_episode_says_what_it_costs(make_subject: Any, encoding: Policy, row
     assert shape.prompt > shape.observation > shape.image_tokens
     assert 0 < shape.response <= options.rollout.max_tokens_per_turn
     assert shape.longest(options) == shape.prompt + 10 * (8 + shape.observation)
-
-
-def test_the_longest_prompt_counts(make_subject: Any, encoding: Policy, rows: list[dict[str, Any]]) -> None:
-    options = make_subject().options
-    usual = try_episode(encoding, rows, options, 0)[1].prompt
+    # The longest prompt counts, not that of the episode that is played.
     short = rows[0] | {"solution_length": 99}  # this one is played
     wordy = rows[1] | {"prompt": f"{rows[1]['prompt']} and think about it before you move" * 3, "solution_length": 1}
     wordy["prompt"] = wordy["prompt"].replace("<image>", "", 2)
-    (_,), shape = try_episode(encoding, [short, wordy, *rows[2:8]], options, 0)
-    assert shape.prompt > usual + 20
+    assert try_episode(encoding, [short, wordy, *rows[2:8]], options, 0)[1].prompt > shape.prompt + 20
     with pytest.raises(RuntimeError, match="cannot be encoded"):
         try_episode(encoding, [short, rows[1] | {"images": ["no image"]}], options, 0)
 
@@ -157,6 +150,4 @@ def test_own_code_that_raises(
     make_subject: Any, files: Path, encoding: Policy, rows: list[dict[str, Any]], parameter: str, file: str, text: str
 ) -> None:
     options = make_subject(train_sokoban=changes(parameter, str(files / file))).options
-    (check,) = guard("own code", "one episode", lambda: try_episode(encoding, rows, options, 0)[0])
-    assert check.state == "failure"
-    assert text in check.found
+    says(guard("own code", "one episode", lambda: try_episode(encoding, rows, options, 0)[0]), "failure", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -134,22 +135,6 @@ def test_a_run_with_former_options_goes_on_where_they_had_the_values_of_today(tm
     assert unflatten(FORMER | {"optimizer.clip": 1.0}) == {"optimizer": {"clip": 1.0}}
 
 
-def test_each_stage_is_compared_with_what_it_depends_on(tmp_path):
-    """A run that was killed before its first checkpoint may still get other settings of the loop, but no others."""
-    store(tmp_path, parameters(), checkpoints=())
-    check_stored_run(RUN, tmp_path, parameters(train_sokoban={"grpo": {"gamma": 0.5}}))
-    with pytest.raises(FingerprintError, match=r"warm_start\.steps"):
-        check_stored_run(RUN, tmp_path, parameters(train_sokoban={"warm_start": {"steps": 1}}))
-
-
-def test_with_over_sampling_sizes_decide_which_groups_are_aborted(tmp_path):
-    given = {"rollout": {"over_sampling": 2.0}}
-    store(tmp_path, parameters(train_sokoban=given))
-    smaller = {"rollout": {"over_sampling": 2.0, "max_conversations": 8}, "optimizer": {"max_tokens": 512}}
-    with pytest.raises(FingerprintError, match=r"rollout\.max_conversations: stored 512, now 8\nGive"):
-        check_stored_run(RUN, tmp_path, parameters(train_sokoban=smaller))
-
-
 OWN = {
     "own.py": "import prices\nfrom inner import world\n\ndef reward(outcome, args): return prices.PRICE\n",
     "prices.py": "PRICE = 1\n",
@@ -208,26 +193,39 @@ def test_only_training_runs_continue_and_a_new_one_has_nothing_to_compare(tmp_pa
     check_stored_run(RUN, tmp_path / "new", parameters(seed=3))
     store(tmp_path, parameters())
     check_stored_run("update_sokoban", tmp_path, parameters(seed=3))
-
-
-def test_unreadable_manifest_is_named(tmp_path):
-    store(tmp_path, parameters())
     (tmp_path / "policy" / "manifest.json").write_text("{")
     with pytest.raises(CorruptFolderError, match=r"policy/manifest\.json"):
         check_stored_run(RUN, tmp_path, parameters())
 
 
+OVER = {RUN: {"rollout": {"over_sampling": 2.0}}}
+SMALLER = {RUN: {"rollout": {"over_sampling": 2.0, "max_conversations": 8}, "optimizer": {"max_tokens": 512}}}
+
+
 @pytest.mark.parametrize(
-    ("policy", "error", "message"),
+    ("given", "checkpoints", "changes", "message"),
     [
-        ({"source": "folder", "path": "nowhere/at/all"}, FileNotFoundError, "train_sokoban.policy.path=nowhere/at/all"),
-        ({"source": "folder", "path": "."}, FileNotFoundError, "no config.json"),
+        # A run that was killed before its first checkpoint may still get other settings of the loop, but no others.
+        ({}, (), {RUN: {"grpo": {"gamma": 0.5}}}, None),
+        ({}, (), {RUN: {"warm_start": {"steps": 1}}}, r"warm_start\.steps"),
+        # With over-sampling, sizes decide which groups are aborted.
+        (OVER, (0, 9, 10), SMALLER, r"rollout\.max_conversations: stored 512, now 8\nGive"),
     ],
 )
-def test_starting_policy(tmp_path, monkeypatch, policy, error, message):
+def test_each_stage_is_compared_with_what_it_depends_on(tmp_path, given, checkpoints, changes, message):
+    store(tmp_path, parameters(**given), checkpoints=checkpoints)
+    with nullcontext() if message is None else pytest.raises(FingerprintError, match=message):
+        check_stored_run(RUN, tmp_path, parameters(**changes))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("nowhere/at/all", "train_sokoban.policy.path=nowhere/at/all"), (".", "no config.json")],
+)
+def test_starting_policy(tmp_path, monkeypatch, path, message):
     monkeypatch.chdir(tmp_path)
-    given = parameters(train_sokoban={"policy": policy})
-    with pytest.raises(error, match=message):
+    given = parameters(train_sokoban={"policy": {"source": "folder", "path": path}})
+    with pytest.raises(FileNotFoundError, match=message):
         check_starting_policy(RUN, tmp_path, given)
     check_starting_policy("evaluate_sokoban", tmp_path, given)
     # A run that has its copy does not look for the original again.

@@ -49,13 +49,15 @@ def test_the_recipe_says_nothing(tmp_path, caplog):
     assert caplog.records == []
 
 
-def test_other_pipelines_are_not_looked_at(tmp_path):
-    for run in ("study_sokoban", "data_sokoban", "train_chess"):
-        look_first(run, parameters({"grpo": {"group_size": 1}}), tmp_path)
-
-
-def test_an_evaluation_has_no_groups(tmp_path):
-    for run in ("rollout_sokoban", "update_sokoban", "evaluate_sokoban", "control_sokoban"):
+def test_only_training_has_groups(tmp_path):
+    for run in (
+        "rollout_sokoban",
+        "update_sokoban",
+        "evaluate_sokoban",
+        "control_sokoban",
+        "study_sokoban",
+        "train_chess",
+    ):
         look_first(run, parameters({"grpo": {"group_size": 1}}), tmp_path)
     with pytest.raises(ParameterError, match="group_size=1"):
         look_first(RUN, parameters({"grpo": {"group_size": 1}}), tmp_path)
@@ -88,10 +90,6 @@ def reward(outcome, args):
 """
 
 
-def test_a_reward_that_is_made_of_turns_may_keep_credit_per_turn(tmp_path):
-    look_first(RUN, parameters({"grpo": {"credit": "turn"}, "reward": own(tmp_path, WRAPPED)}), tmp_path)
-
-
 RAISED = """
 import functools
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
@@ -103,9 +101,12 @@ def reward(outcome, args):
 """
 
 
-def test_a_wrapper_of_such_a_reward_must_add_up_too(tmp_path):
+def test_a_reward_that_is_made_of_turns_may_keep_credit_per_turn_if_it_adds_up(tmp_path):
+    look_first(RUN, parameters({"grpo": {"credit": "turn"}, "reward": own(tmp_path, WRAPPED)}), tmp_path)
     with pytest.raises(ParameterError, match="credit"):
-        look_first(RUN, parameters({"grpo": {"credit": "turn"}, "reward": own(tmp_path, RAISED)}), tmp_path)
+        look_first(
+            RUN, parameters({"grpo": {"credit": "turn"}, "reward": own(tmp_path, RAISED, "raised.py")}), tmp_path
+        )
 
 
 @pytest.mark.parametrize(
@@ -120,20 +121,18 @@ def test_a_wrapper_of_such_a_reward_must_add_up_too(tmp_path):
 @pytest.mark.parametrize("run", ["train_sokoban", "train_geo3k", "train_geo3k_multi_turn"])
 def test_own_rewards_pass(tmp_path, run, body):
     look_first(run, parameters({"reward": own(tmp_path, body)}, run), tmp_path)
+    if run == RUN and body == "return len(outcome.infos)":  # both episodes are tried
+        options = parameters({"reward": own(tmp_path, body)})
+        row = sample_level(options.sokoban)
+        whole, cut = try_own_code(RUN, row, getattr(options, RUN), 0)
+        assert (whole.found, cut.found) == ("reward 2", "reward 0 where the first response is truncated, without infos")
+        assert try_own_code(RUN, row, getattr(parameters({}), RUN), 0) == []  # nothing of it is anybody's own
 
 
 def test_who_lets_every_episode_fail_is_only_warned(tmp_path, caplog):
     section = {"reward": own(tmp_path, "return 1 / 0"), "rollout": {"max_failed_share": 1.0}}
     look_first(RUN, parameters(section), tmp_path)
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_both_episodes_are_found(tmp_path):
-    options = parameters({"reward": own(tmp_path, "return len(outcome.infos)")})
-    row = sample_level(options.sokoban)
-    whole, cut = try_own_code(RUN, row, getattr(options, RUN), 0)
-    assert (whole.found, cut.found) == ("reward 2", "reward 0 where the first response is truncated, without infos")
-    assert try_own_code(RUN, row, getattr(parameters({}), RUN), 0) == []  # nothing of it is anybody's own
 
 
 def test_prompts_of_the_hub_are_tried_once_they_are_there(tmp_path):
@@ -252,15 +251,19 @@ def test_sources_of_data_that_are_not_there_are_named(tmp_path, monkeypatch, tas
         ("control_sokoban", "source_episodes", {"run_id": "empty"}, SourceError),
         ("browse_sokoban", "source_outputs", {"run_id": "stored"}, None),
         ("export_sokoban", "source_episodes", {"run_id": "empty"}, SourceError),
+        ("browse_sokoban", "source_outputs", {"run_id": "stored", "runs": ["missing"]}, SourceError),
         ("train_sokoban", "prompts", None, None),
     ],
 )
 def test_sources_that_are_not_there_are_named(tmp_path, monkeypatch, run, read, source, error):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "07_model_output" / "train_sokoban" / "stored" / "trajectories" / "iter=00000").mkdir(parents=True)
-    section = json.loads(json.dumps(source).replace("{folder}", str(tmp_path)))
-    given = ProjectParameters.model_validate({run: {"source": {"run": "train_sokoban", **section}}} if source else {})
-    with nullcontext() if error is None else pytest.raises(error):
+    section = json.loads(json.dumps(source or {}).replace("{folder}", str(tmp_path)))
+    beside = {"runs": section.pop("runs")} if "runs" in section else {}
+    given = ProjectParameters.model_validate(
+        {run: {"source": {"run": "train_sokoban", **section}, **beside}} if source else {}
+    )
+    with nullcontext() if error is None else pytest.raises(error, match="missing" if beside else None):
         check_source(run, {f"{run}.{read}"}, given, RunStore(tmp_path))
 
 
@@ -294,11 +297,3 @@ def test_fresh_replaces_no_run_that_is_its_own_source(tmp_path, run_id, refused)
     options = ProjectParameters.model_validate({"regrade_sokoban": {"source": source}, "fresh": True})
     with pytest.raises(ParameterError, match="regrade_sokoban/default") if refused else nullcontext():
         check_replaced("regrade_sokoban", RunFolders.of(tmp_path, "regrade_sokoban", "default"), options)
-
-
-def test_a_site_names_the_run_beside_it_that_is_not_there(tmp_path):
-    (tmp_path / "07_model_output" / "train_sokoban" / "stored" / "trajectories" / "iter=00000").mkdir(parents=True)
-    source = {"run": "train_sokoban", "run_id": "stored"}
-    given = ProjectParameters.model_validate({"browse_sokoban": {"source": source, "runs": ["missing"]}})
-    with pytest.raises(SourceError, match="train_sokoban/missing"):
-        check_source("browse_sokoban", {"browse_sokoban.source_outputs"}, given, RunStore(tmp_path))

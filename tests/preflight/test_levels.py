@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,64 +23,43 @@ from geo_sokoban_pipeline.envs.sokoban.inspection import (
     sample_prompts,
 )
 from geo_sokoban_pipeline.envs.sokoban.sources import read_source
+from preflight.conftest import says
 
 LEVEL = "#####\n#@$.#\n#####\n"
 
 
-def source(make_subject: Any, **options: Any) -> list[Any]:
-    return guard("data", "source", lambda: sample_levels(make_subject(sokoban=options).data, 40, None)[0])
+def no_network(options: Any) -> Any:
+    raise ConnectionError("no network; sokoban.source=generate needs no data")
+
+
+def of_file(name: str) -> dict[str, Any]:
+    return {"source": "file", "file": {"path": name}}
 
 
 @pytest.mark.parametrize(
-    ("text", "state", "words"),
+    ("options", "state", "words"),
     [
-        (LEVEL, "ok", "file: 1 rows looked at, 1 levels"),
-        (f"{LEVEL}\n#####\n#@$ #\n#####\n", "warning", "1 of 2 entries rejected"),
-        ("no level at all", "failure", "holds no rows and no levels"),
+        (of_file("one.txt"), "ok", "file: 1 rows looked at, 1 levels"),
+        (of_file("two.txt"), "warning", "1 of 2 entries rejected"),
+        (of_file("many.txt"), "ok", "file: 40 rows"),  # only the first ones are read
+        (of_file("prose.txt"), "failure", "holds no rows and no levels"),
+        (of_file("no/such.txt"), "failure", "no/such.txt"),
+        ({"source": "hub"}, "failure", "source=generate"),
+        ({"min_solution": 60, "max_solution": 70}, "failure", "solutions of 60 to 70 moves yield 0 distinct ones"),
+        ({"boxes": 14}, "failure", "yield 0 distinct ones"),
+        ({"shares": {"train": 1.0, "validation": 0.0, "eval": 0.0}}, "failure", "sokoban.counts.validation="),
     ],
 )
-def test_a_file_of_levels(make_subject: Any, tmp_path: Path, text: str, state: str, words: str) -> None:
-    (tmp_path / "levels.txt").write_text(text)
-    check = source(make_subject, source="file", file={"path": str(tmp_path / "levels.txt")})[-1]
-    assert check.state == state
-    assert words in check.found
-
-
-def test_a_missing_file_is_a_failure_with_its_path(make_subject: Any) -> None:
-    (check,) = source(make_subject, source="file", file={"path": "/no/such.txt"})
-    assert check.state == "failure"
-    assert "/no/such.txt" in check.found
-
-
-def test_only_the_first_rows_of_a_file_are_read(make_subject: Any, tmp_path: Path) -> None:
-    levels = generate_levels(60, 0, 6, 6, 1)
-    (tmp_path / "many.txt").write_text("\n\n".join(level.board.to_xsb() for level in levels))
-    (check,) = source(make_subject, source="file", file={"path": str(tmp_path / "many.txt")})
-    assert check.found.startswith("file: 40 rows")
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"min_solution": 60, "max_solution": 70}, "solutions of 60 to 70 moves yield 0 distinct ones"),
-        ({"boxes": 14}, "yield 0 distinct ones"),
-        ({"shares": {"train": 1.0, "validation": 0.0, "eval": 0.0}}, "sokoban.counts.validation="),
-    ],
-)
-def test_settings_without_levels(make_subject: Any, options: dict[str, Any], text: str) -> None:
-    (check,) = source(make_subject, **options)
-    assert check.state == "failure"
-    assert text in check.found
-
-
-def test_a_hub_that_cannot_be_reached(make_subject: Any) -> None:
-    def load(options: Any) -> Any:
-        raise ConnectionError("no network; sokoban.source=generate needs no data")
-
-    subject = make_subject(sokoban={"source": "hub"})
-    (check,) = guard("data", "source", lambda: sample_levels(subject.data, 40, load)[0])
-    assert check.state == "failure"
-    assert "source=generate" in check.found
+def test_sources(
+    make_subject: Any, tmp_path: Path, monkeypatch: Any, options: dict[str, Any], state: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.txt").write_text(LEVEL)
+    Path("two.txt").write_text(f"{LEVEL}\n#####\n#@$ #\n#####\n")
+    Path("many.txt").write_text("\n\n".join(level.board.to_xsb() for level in generate_levels(60, 0, 6, 6, 1)))
+    Path("prose.txt").write_text("no level at all")
+    subject = make_subject(sokoban=options)
+    says(guard("data", "source", lambda: sample_levels(subject.data, 40, no_network)[0])[-1:], state, words)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +74,7 @@ def test_a_hub_that_cannot_be_reached(make_subject: Any) -> None:
     ],
 )
 def test_counts(make_subject: Any, options: dict[str, Any], state: str, text: str) -> None:
-    (check,) = check_yields(make_subject(sokoban=options).data)
-    assert check.state == state
-    assert text in check.found
+    says(check_yields(make_subject(sokoban=options).data), state, text)
 
 
 SMALL = {"counts": {"train": 24, "validation": 8, "eval": 8}, "max_solution": 4}
@@ -129,59 +107,42 @@ def test_stored_prompts(make_subject: Any, stored: Path, changes: dict[str, Any]
         sokoban={**SMALL, **changes, "counts": {**SMALL["counts"], **changes.get("counts", {})}}
     ).data
     found = check_stored_prompts(options, stored)
-    if text is None:
-        assert [check.state for check in found] == ["ok"]
-    else:
-        assert found[0].state == "warning"
-        assert text in found[0].found
+    says(found if text is None else found[:1], "warning" if text else "ok", text or "")
+    # Those that fit are tried.
+    fresh = make_subject(sokoban=SMALL).data
+    reading = sample_levels(fresh, 16, None)[1]
+    assert expected_counts(fresh, reading, 16) == SMALL["counts"]
+    assert len(sample_prompts(fresh, reading, stored)) == 24
+    made = sample_prompts(fresh, reading, stored / "nowhere")
+    assert len(made) == len(reading.levels) and made[0]["images"][0].startswith("data:image/png")
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-50])
-
-
-def without_columns(path: Path) -> None:
-    pq.write_table(pq.read_table(path).drop_columns(["level_xsb", "id"]), path)
-
-
-def of_somebody_else(path: Path) -> None:
-    pq.write_table(pa.table({"id": [1], "prompt": [2], "images": [None], "solution_length": ["long"]}), path)
-
-
-def without_a_level(path: Path) -> None:
-    table = pq.read_table(path)
-    place = table.column_names.index("level_xsb")
-    pq.write_table(table.set_column(place, "level_xsb", pa.array([7] * len(table))), path)
+def changed(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+    return lambda path: pq.write_table(change(pq.read_table(path)), path)
 
 
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (cut, "not readable"),
-        (without_columns, "no id, level_xsb in its rows"),
-        (of_somebody_else, "1 rows, 24 asked for; no images, data_source, level_xsb"),
-        (without_a_level, "its first row is no level"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-50]), "not readable"),
+        (changed(lambda table: table.drop_columns(["level_xsb", "id"])), "no id, level_xsb in its rows"),
+        (
+            changed(lambda _: pa.table({"id": [1], "prompt": [2], "images": [None], "solution_length": ["long"]})),
+            "1 rows, 24 asked for; no images, data_source, level_xsb",
+        ),
+        (
+            changed(lambda table: table.drop_columns(["level_xsb"]).append_column("level_xsb", pa.array([7] * 24))),
+            "its first row is no level",
+        ),
     ],
 )
 def test_spoilt_prompts_are_named_and_not_used(make_subject: Any, stored: Path, spoil: Any, text: str) -> None:
     path = stored / "prompts.parquet"
     spoil(path)
     options = make_subject(sokoban=SMALL).data
-    (check,) = check_stored_prompts(options, stored)
-    assert check.state == "warning"
-    assert str(path) in check.found and text in check.found
+    says(check_stored_prompts(options, stored), "warning", str(path), text)
     _, reading = sample_levels(options, 16, None)
     assert len(sample_prompts(options, reading, stored)) == len(reading.levels)
-
-
-def test_prompts_to_try_are_the_stored_ones_where_they_fit(make_subject: Any, stored: Path) -> None:
-    subject = make_subject(sokoban=SMALL)
-    _, reading = sample_levels(subject.data, 16, None)
-    assert len(sample_prompts(subject.data, reading, stored)) == 24
-    made = sample_prompts(subject.data, reading, stored / "nowhere")
-    assert len(made) == len(reading.levels)
-    assert made[0]["images"][0].startswith("data:image/png")
-    assert expected_counts(subject.data, reading, 16) == SMALL["counts"]
 
 
 def test_stored_prompts_of_another_source_are_not_taken_for_those_of_a_file(
@@ -189,8 +150,7 @@ def test_stored_prompts_of_another_source_are_not_taken_for_those_of_a_file(
 ) -> None:
     (tmp_path / "levels.txt").write_text(LEVEL)
     options = make_subject(sokoban={**SMALL, "source": "file", "file": {"path": str(tmp_path / "levels.txt")}}).data
-    (check,) = check_stored_prompts(options, stored)
-    assert (check.state, stored.name in check.found) == ("ok", True)
+    says(check_stored_prompts(options, stored), "ok", stored.name)
     _, reading = sample_levels(options, 16, None)
     (row,) = sample_prompts(options, reading, stored)
     assert row["level_xsb"] == LEVEL.rstrip("\n")

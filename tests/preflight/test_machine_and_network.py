@@ -25,14 +25,15 @@ from geo_sokoban_pipeline.preflight.machine import (
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.servers import check_keys, check_servers, needed_servers
+from preflight.conftest import says
 
 RUN = "train_sokoban"
 
 
 def test_what_is_installed_is_in_the_ranges_of_the_project() -> None:
-    (check,) = check_libraries()
-    assert check.state == "ok", check
-    assert check_torchvision().state == "ok"
+    says(check_libraries(), "ok")
+    says([check_torchvision()], "ok")
+    assert "torch" in check_accelerator().found
 
 
 @pytest.mark.parametrize(
@@ -44,9 +45,7 @@ def test_what_is_installed_is_in_the_ranges_of_the_project() -> None:
     ],
 )
 def test_libraries_out_of_range(requirement: str, text: str) -> None:
-    (check,) = check_libraries([requirement, "pyarrow>=1", 'no-such-extra; extra == "ray"'])
-    assert check.state == "failure"
-    assert text in check.found
+    says(check_libraries([requirement, "pyarrow>=1", 'no-such-extra; extra == "ray"']), "failure", text)
 
 
 def test_torchvision_of_another_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +56,7 @@ def test_torchvision_of_another_torch(tmp_path: Path, monkeypatch: pytest.Monkey
         "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\nRequires-Dist: torch==1.0\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    check = check_torchvision()
-    assert check.state == "failure"
-    assert "torchvision 0.1 is built for torch==1.0" in check.found
+    says([check_torchvision()], "failure", "torchvision 0.1 is built for torch==1.0")
 
 
 @pytest.mark.parametrize(
@@ -112,9 +109,7 @@ def test_threads(threads: int | None, processes: int, cores: int, load: float, s
     ],
 )
 def test_attention(model: ModelShape, name: str, state: str, text: str) -> None:
-    check = check_attention(name, model.config)
-    assert check.state == state
-    assert text in check.found
+    check = says([check_attention(name, model.config)], state, text)
     assert check.state == "ok" or "attention=sdpa" in check.way_out
     assert model.config._attn_implementation != name or name == "sdpa"
 
@@ -123,11 +118,6 @@ def test_attention(model: ModelShape, name: str, state: str, text: str) -> None:
 def test_types_are_tried(dtype: str, states: set[str]) -> None:
     assert check_type(dtype).state in states
     assert check_type("float16").state in ("warning", "failure")
-
-
-def test_accelerator_of_the_tests() -> None:
-    check = check_accelerator()
-    assert (check.name, "torch" in check.found) == ("accelerator", True)
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -143,7 +133,7 @@ class _Answer(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     made = HTTPServer(("127.0.0.1", 0), _Answer)
     thread = threading.Thread(target=made.serve_forever)
@@ -154,41 +144,32 @@ def server() -> Iterator[str]:
     thread.join()
 
 
-def tracking(make_subject: Any, uri: str | None) -> Any:
-    return make_subject(tracking={"enabled": True, "uri": uri}).parameters
+def tracked(make_subject: Any, uri: str | None, seconds: float = 5.0) -> Any:
+    parameters = make_subject(tracking={"enabled": True, "uri": uri}).parameters
+    return check_servers(needed_servers(parameters), seconds)
 
 
 @pytest.mark.parametrize("uri", [None, "sqlite:///x.db", "file:///tmp/x"])
 def test_local_tracking_needs_no_port(make_subject: Any, uri: str | None) -> None:
-    (check,) = check_servers(needed_servers(tracking(make_subject, uri)), 1.0)
-    assert (check.state, check.found) == ("ok", "none needed")
+    says(tracked(make_subject, uri), "ok", "none needed")
 
 
 def test_tracking_server(make_subject: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_TOKEN", raising=False)
-    servers = needed_servers(tracking(make_subject, server))
-    (refused,) = check_servers(servers, 5.0)
-    assert (refused.state, "refuses this user (401)" in refused.found) == ("warning", True)
+    refused = says(tracked(make_subject, server), "warning", "refuses this user (401)")
     assert "MLFLOW_TRACKING_TOKEN" in refused.way_out
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "good")
-    (allowed,) = check_servers(servers, 5.0)
-    assert allowed.state == "ok"
-
-
-def test_tracking_server_that_is_not_there(make_subject: Any) -> None:
+    says(tracked(make_subject, server), "ok")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (check,) = check_servers(needed_servers(tracking(make_subject, f"http://127.0.0.1:{port}")), 1.0)
-    assert check.state == "warning"
-    assert f"port {port} of 127.0.0.1 does not answer" in check.found
-    assert "tracking.uri=null" in check.way_out
+    gone = says(tracked(make_subject, f"http://127.0.0.1:{port}"), "warning", f"port {port} of 127.0.0.1 does not")
+    assert "tracking.uri=null" in gone.way_out
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:99999", "http://127.0.0.1:port/x", "http://[::1"])
 def test_addresses_that_cannot_be_read_are_warnings(make_subject: Any, uri: str) -> None:
-    (check,) = check_servers(needed_servers(tracking(make_subject, uri)), 1.0)
-    assert (check.state, "tracking.uri=null" in check.way_out) == ("warning", True)
+    assert "tracking.uri=null" in says(tracked(make_subject, uri), "warning").way_out
 
 
 def test_a_server_that_speaks_something_else_is_a_warning(make_subject: Any) -> None:
@@ -203,9 +184,8 @@ def test_a_server_that_speaks_something_else_is_a_warning(make_subject: Any) -> 
         thread = threading.Thread(target=answer)
         thread.start()
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
-        (check,) = check_servers(needed_servers(tracking(make_subject, uri)), 5.0)
+        says(tracked(make_subject, uri), "warning", "BadStatusLine")
         thread.join()
-    assert (check.state, "BadStatusLine" in check.found) == ("warning", True)
 
 
 @pytest.mark.parametrize(("password", "state"), [("it", "ok"), ("wrong", "warning")])
@@ -216,9 +196,7 @@ def test_a_user_in_the_address_is_used_and_not_shown(
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
     uri = server.replace("http://", "http://me@")
-    (check,) = check_servers(needed_servers(tracking(make_subject, f"{uri}/path")), 5.0)
-    assert check.state == state
-    assert check.found.startswith(f"{server}: ")
+    check = says(tracked(make_subject, f"{uri}/path"), state, f"{server}: ")
     assert not any(word in str(check.to_json()) for word in ("me@", password))
 
 
@@ -226,64 +204,38 @@ HUB = {"train_sokoban": {"policy": {"source": "hub", "path": "someone/gated"}}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "token", "state", "text"),
+    ("changes", "token", "login", "state", "text"),
     [
-        ({}, "", "ok", "nothing comes from the hub"),
-        (HUB, "", "failure", "the hub refuses access (401); no token"),
-        (HUB, "bad", "failure", "the hub refuses access (401); HF_TOKEN is set"),
-        (HUB, "good", "ok", "accepts this user; HF_TOKEN is set"),
-        (HUB, "403", "failure", "the hub refuses access (403)"),
-        (HUB, "404", "failure", "has none of this name, or hides it from this user (404)"),
-        (HUB, "429", "warning", "the hub answers 429"),
-        (HUB, "500", "warning", "the hub answers 500"),
-        ({"sokoban": {"source": "hub"}}, "", "failure", "Xiaofeng77/sokoban"),
+        ({}, "", "", "ok", "nothing comes from the hub"),
+        (HUB, "", "", "failure", "the hub refuses access (401); no token"),
+        (HUB, "bad", "", "failure", "the hub refuses access (401); HF_TOKEN is set"),
+        (HUB, "good", "", "ok", "accepts this user; HF_TOKEN is set"),
+        (HUB, "", "good", "ok", "with the token of `hf auth login`"),
+        (HUB, "403", "", "failure", "the hub refuses access (403)"),
+        (HUB, "404", "", "failure", "has none of this name, or hides it from this user (404)"),
+        (HUB, "429", "", "warning", "the hub answers 429"),
+        (HUB, "500", "", "warning", "the hub answers 500"),
+        ({"sokoban": {"source": "hub"}}, "", "", "failure", "Xiaofeng77/sokoban"),
     ],
 )
 def test_keys(
-    make_subject: Any,
-    server: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    changes: dict[str, Any],
-    token: str,
-    state: str,
-    text: str,
-) -> None:
-    point_hub_at(server, monkeypatch, tmp_path)
-    monkeypatch.setenv("HF_TOKEN", token)
-    (check,) = check_keys(make_subject(**changes).parameters, RUN, 5.0)
-    assert check.state == state
-    assert text in check.found
-    assert "good" not in check.found and "bad" not in check.found
-
-
-def test_a_token_of_the_login_file(
-    make_subject: Any, server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    point_hub_at(server, monkeypatch, tmp_path)
-    (tmp_path / "token").write_text("good")
-    (check,) = check_keys(make_subject(**HUB).parameters, RUN, 5.0)
-    assert (check.state, check.found.endswith("with the token of `hf auth login`")) == ("ok", True)
-
-
-def test_a_run_with_its_own_copy_asks_for_no_policy(
-    make_subject: Any, server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    point_hub_at(server, monkeypatch, tmp_path)
-    (check,) = check_keys(make_subject(**HUB).parameters, RUN, 5.0, has_policy=True)
-    assert (check.state, check.found) == ("ok", "none needed: nothing comes from the hub")
-
-
-def point_hub_at(server: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Ask the test's server instead of the hub, with no token but those of the test."""
-    import huggingface_hub.constants
-
+    make_subject: Any, server: str, monkeypatch: Any, tmp_path: Path, changes: Any, token: str, login: str,
+    state: str, text: str,
+) -> None:  # fmt: skip
+    """The test's server answers instead of the hub, and no token counts but those of the test."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, token if name == "HF_TOKEN" else "")
+    if login:
+        (tmp_path / "token").write_text(login)
     for name, value in {
         "ENDPOINT": server,
         "HF_HUB_OFFLINE": False,
-        "HF_TOKEN_PATH": str(folder / "token"),
-        "HF_STORED_TOKENS_PATH": str(folder / "stored_tokens"),
+        "HF_TOKEN_PATH": str(tmp_path / "token"),
+        "HF_STORED_TOKENS_PATH": str(tmp_path / "stored_tokens"),
     }.items():
-        monkeypatch.setattr(huggingface_hub.constants, name, value)
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    parameters = make_subject(**changes).parameters
+    check = says(check_keys(parameters, RUN, 5.0), state, text)
+    assert "good" not in check.found and "bad" not in check.found
+    if changes == HUB:  # a run with its own copy asks for no policy
+        says(check_keys(parameters, RUN, 5.0, has_policy=True), "ok", "none needed: nothing comes from the hub")

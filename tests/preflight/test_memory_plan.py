@@ -152,32 +152,29 @@ MIXED, WHOLE = {"compute": "bfloat16"}, {}
 KEEP = {"gradient_checkpointing": False}
 CASES = [
     # width, layout, micro-batches, policy, optimizer
-    *((name, layout, passes, MIXED, {}) for name in ("2B", "8B") for layout in (ONE, FULL) for passes in (2, 1)
-      if layout or passes > 1),
+    ("2B", ONE, 2, MIXED, {}),
+    ("8B", FULL, 2, MIXED, {}),
+    ("8B", FULL, 1, MIXED, {}),
     ("2B", HYBRID, 2, MIXED, {}),
     ("2B", FULL, 2, WHOLE, {}),
     ("2B", ONE, 2, MIXED, KEEP),
-    ("2B", FULL, 1, MIXED, KEEP),
-    ("8B", FULL, 2, MIXED, KEEP),
+    ("8B", FULL, 1, MIXED, KEEP),
     ("8B", ONE, 2, MIXED, {"logit_chunk": 256}),
     # Each micro-batch shares its gradients out.
     ("2B", FULL, 3, MIXED, {"gradient_sync": "micro_batch"}),
-    # The gradient of the embeddings is.
-    *(("2B", layout, passes, MIXED, {"logit_chunk": 256}) for layout, passes in ((ONE, 2), (FULL, 2), (FULL, 1))),
-]  # fmt: skip
+    # The gradient of the embeddings is the most.
+    *(("2B", layout, passes, MIXED, {"logit_chunk": 256}) for layout, passes in ((ONE, 2), (FULL, 1))),
+]
 
 
 @pytest.mark.parametrize(("name", "layout", "passes", "policy", "optimizer"), CASES)
 def test_the_plan_is_what_lives(
     name: str, layout: dict[str, Any], passes: int, policy: dict[str, Any], optimizer: dict[str, Any]
 ) -> None:
-    config = published_config(name, layers=LAYERS)
+    config = published_config(name, layers=LAYERS, blocks=1)
     sizes = {"max_tokens": TOKENS, "logit_chunk": 2048, "gradient_checkpointing": True, **optimizer}
-    options = TrainOptions.model_validate(
-        {"policy": policy, "optimizer": sizes, "rollout": {"engine": "sglang"}, "warm_start": {"steps": 0}, **layout}
-        if not layout
-        else {"policy": policy, "optimizer": sizes, "warm_start": {"steps": 0}, **layout}
-    )
+    given = {"policy": policy, "optimizer": sizes, "warm_start": {"steps": 0}, **layout}
+    options = TrainOptions.model_validate(given if layout else {**given, "rollout": {"engine": "sglang"}})
     model = ModelShape.of(options.policy, config)
     rank = plan_rank(options, model, StepLoad(TOKENS, passes), on_gpu=False)
     samples = [text_sample() for _ in range(passes)]
@@ -213,11 +210,10 @@ def known_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("known_positions")
-@pytest.mark.parametrize("layout", [ONE, FULL])
-@pytest.mark.parametrize(("name", "optimizer"), [("2B", {}), ("2B", KEEP), ("8B", {})])
+@pytest.mark.parametrize(("name", "optimizer", "layout"), [("2B", KEEP, ONE), ("8B", {}, ONE), ("8B", {}, FULL)])
 def test_the_plan_of_the_tower_is_what_lives(name: str, layout: dict[str, Any], optimizer: dict[str, Any]) -> None:
     """Two passes; the second one adds to the gradients of the first."""
-    config = published_config(name, layers=1, blocks=6)
+    config = published_config(name, layers=1, blocks=4)
     sizes = {"vision_patches": 2048, "gradient_checkpointing": True, **optimizer}
     options = TrainOptions.model_validate(
         {"policy": MIXED, "optimizer": sizes, "warm_start": {"steps": 0}, "rollout": {"max_turns": 1}, **layout}

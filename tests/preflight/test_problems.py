@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS, Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
 from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.envs.geo3k.inspection import (
@@ -18,10 +17,8 @@ from geo_sokoban_pipeline.envs.geo3k.inspection import (
     sample_problems,
 )
 from geo_sokoban_pipeline.envs.inspection import DataSample, guard
-from geo_sokoban_pipeline.parameters import ProjectParameters
-from geo_sokoban_pipeline.preflight.checks import Subject
-from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 from geo_sokoban_pipeline.runs.row_stream import write_rows
+from preflight.conftest import says
 from problem_rows import source_row, write_uris
 
 COUNTS = {"train": 24, "validation": 6, "eval": 8}
@@ -31,13 +28,9 @@ def data(**changes: Any) -> Geo3kDataOptions:
     return Geo3kDataOptions.model_validate({"counts": COUNTS} | changes)
 
 
-def subject(root: Path, task: str = "geo3k", **sections: Any) -> Subject:
-    given = {task: {"counts": COUNTS} | sections.pop("data", {}), f"check_{task}": {"rows": 10}} | sections
-    return Subject(task, ProjectParameters.model_validate(given), root)
-
-
-def inspect(looked: Subject, stored: Path) -> DataSample:
-    return inspect_problems(looked.data, looked.task, looked.settings.rows, None, stored)
+def inspect(folder: Path, task: str = "geo3k", rows: int = 10, **changes: Any) -> DataSample:
+    """What is found of the data with these changes, where nothing is stored."""
+    return inspect_problems(DATA_OPTIONS[task].model_validate({"counts": COUNTS} | changes), task, rows, None, folder)
 
 
 def write_prompts(folder: Path, options: Geo3kDataOptions) -> None:
@@ -51,7 +44,7 @@ def write_prompts(folder: Path, options: Geo3kDataOptions) -> None:
 
 @pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
 def test_generated_problems(tmp_path, task):
-    sample = inspect(subject(tmp_path, task), tmp_path)
+    sample = inspect(tmp_path, task)
     assert [(check.name, check.state) for check in sample.checks] == [
         ("source", "ok"),
         ("counts", "ok"),
@@ -63,15 +56,15 @@ def test_generated_problems(tmp_path, task):
 
 
 def test_too_many_problems_are_one_failure(tmp_path):
-    wanted = {"counts": {**COUNTS, "train": 90_000}, "problems": {"families": {"linear_pair": 1.0}}}
-    sample = inspect(subject(tmp_path, data=wanted), tmp_path)
+    problems = {"families": {"linear_pair": 1.0}, "lengths": [10, 19]}
+    sample = inspect(tmp_path, counts={**COUNTS, "train": 90_000}, problems=problems)
     (failure,) = [check for check in sample.checks if check.state == "failure"]
     assert failure.name == "counts" and "the families hold only about" in failure.found
 
 
 def test_problems_that_take_long_to_draw_are_not_all_drawn():
-    (check,) = check_counts_drawn(data(problems={"difficulty": "mixed"}, counts={**COUNTS, "train": 10**6}), "geo3k")
-    assert check.state == "skipped"
+    given = data(problems={"difficulty": "mixed"}, counts={**COUNTS, "train": 10**6})
+    says(check_counts_drawn(given, "geo3k"), "skipped")
 
 
 @pytest.mark.parametrize(
@@ -88,16 +81,13 @@ def test_problems_that_take_long_to_draw_are_not_all_drawn():
 )
 def test_a_file_of_problems(tmp_path, rows, state, words):
     options = data(source="file", file={"path": str(write_uris(tmp_path / "rows.parquet", rows))})
-    check = guard("data", "source", lambda: sample_problems(options, "geo3k", 10, None)[0])[-1]
-    assert check.state == state and words in check.found
+    says(guard("data", "source", lambda: sample_problems(options, "geo3k", 10, None)[0])[-1:], state, words)
 
 
 @pytest.mark.parametrize(("rows", "known"), [(12, True), (3, False)])
 def test_a_file_that_is_not_read_whole_has_unknown_counts(tmp_path, rows, known):
     path = write_uris(tmp_path / "rows.parquet", [source_row(number) for number in range(10)])
-    given = {"source": "file", "file": {"path": str(path)}, "counts": dict.fromkeys(COUNTS)}
-    own = subject(tmp_path, data=given, check_geo3k={"rows": rows})
-    counts = inspect(own, tmp_path).counts
+    counts = inspect(tmp_path, rows=rows, source="file", file={"path": str(path)}, counts=dict.fromkeys(COUNTS)).counts
     assert sum(counts.values()) == 10 if known else set(counts.values()) == {None}
 
 
@@ -113,27 +103,5 @@ def test_a_file_that_is_not_read_whole_has_unknown_counts(tmp_path, rows, known)
 )
 def test_stored_prompts(tmp_path, changes, words):
     write_prompts(tmp_path / "stored", data())
-    (check,) = check_stored_prompts(data(**changes), "geo3k", tmp_path / "stored")[:1]
-    assert check.state == ("ok" if words is None else "warning")
-    assert words is None or words in check.found
-
-
-@pytest.mark.parametrize(
-    ("task", "section", "message"),
-    [
-        ("geo3k", {"env": {"args": {"grade": "x"}}}, 'train_geo3k.env.args.grade="x": unknown name'),
-        ("geo3k", {"reward": {"args": {"grader": "exact"}}}, 'train_geo3k.reward.args.grader="exact": input should be'),
-        (
-            "geo3k_multi_turn",
-            {"env": {"args": {"max_turns": 3, "feedback": "long"}}},
-            'train_geo3k_multi_turn.env.args.feedback="long"',
-        ),
-        ("geo3k", {"env": {"factory": "nowhere.build_env"}}, "train_geo3k.env.factory=nowhere.build_env"),
-    ],
-)
-def test_environments_and_rewards_are_tried(task, section, message):
-    run = f"train_{task}"
-    check_plugins(run, ProjectParameters())
-    with pytest.raises(ParameterError) as error:
-        check_plugins(run, ProjectParameters.model_validate({run: section}))
-    assert message in str(error.value)
+    found = check_stored_prompts(data(**changes), "geo3k", tmp_path / "stored")[:1]
+    says(found, "warning" if words else "ok", words or "")

@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.preflight.servers import (
     needed_sampling_servers,
     read_versions,
 )
+from preflight.conftest import says
 from task_options import TrainOptions
 
 RUN = "train_sokoban"
@@ -27,30 +28,19 @@ def options(**server: Any) -> TrainOptions:
     return TrainOptions.model_validate({"rollout": {"engine": "sglang", "server": server}})
 
 
-def test_without_servers_there_is_nothing_to_look_at() -> None:
+def test_servers_to_attach_to_are_asked_and_shown_their_key_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for without in (TrainOptions(), options()):
+        assert needed_sampling_servers(RUN, without) == []
     assert check_sampling_servers(RUN, TrainOptions()) == []
-    assert needed_sampling_servers(RUN, TrainOptions()) == []
-
-
-def test_servers_to_attach_to_are_asked_with_the_others() -> None:
-    (server,) = needed_sampling_servers(RUN, options(mode="attach", urls=["http://a:1"]))
-    assert (server.uri, server.state) == ("http://a:1", "failure")
-    assert needed_sampling_servers(RUN, options()) == []
-
-
-def test_servers_are_shown_their_key_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "for-mlflow")
     monkeypatch.setenv("MY_KEY", "swordfish")
-    urls = ["http://a:1"]
-    (bare,) = needed_sampling_servers(RUN, options(mode="attach", urls=urls))
-    (keyed,) = needed_sampling_servers(RUN, options(mode="attach", urls=urls, api_key_variable="MY_KEY"))
+    given = options(mode="attach", urls=["http://a:1"], api_key_variable="MY_KEY")
+    (bare,) = needed_sampling_servers(RUN, options(mode="attach", urls=["http://a:1"]))
+    (keyed,) = needed_sampling_servers(RUN, given)
+    assert (bare.uri, bare.state) == ("http://a:1", "failure")
     assert (bare.header, keyed.header) == ({}, {"Authorization": "Bearer swordfish"})
     assert "swordfish" not in repr(keyed)
-
-
-def test_a_key_that_is_not_set_is_known_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MY_KEY", raising=False)
-    given = options(mode="attach", urls=["http://a:1"], api_key_variable="MY_KEY")
+    monkeypatch.delenv("MY_KEY")  # which is known before any work
     for check in (check_launch, check_sampling_servers):
         with pytest.raises(ValueError, match="api_key_variable=MY_KEY: this environment variable is not set"):
             check(RUN, given)
@@ -70,9 +60,7 @@ def test_a_key_that_is_not_set_is_known_before_any_work(monkeypatch: pytest.Monk
     ],
 )
 def test_versions(server: dict[str, Any], versions: dict[str, str | None], state: str, text: str) -> None:
-    (check,) = check_versions("x", ServerOptions(**server), versions)
-    assert check.state == state
-    assert text in check.found
+    says(check_versions("x", ServerOptions(**server), versions), state, text)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +76,7 @@ def test_versions(server: dict[str, Any], versions: dict[str, str | None], state
     ],
 )
 def test_gpus(server: dict[str, Any], gpus: list[int], state: str, text: str) -> None:
-    (check,) = check_gpus("x", ServerOptions(**server), gpus)
-    assert check.state == state
-    assert text in check.found
+    check = says(check_gpus("x", ServerOptions(**server), gpus), state, text)
     if "flash attention 3" in check.found:
         (option,) = server
         assert check.way_out == f"set {option}={'sdpa' if option.startswith('mm') else 'triton'}"
@@ -122,20 +108,12 @@ def test_room_for_all_conversations(pool: int, state: str | None) -> None:
     assert [check.state for check in found if check.name == "image cache"] == ["warning"]
 
 
-def test_an_environment_that_is_not_there(tmp_path: Any) -> None:
+def test_an_environment_that_is_not_there_or_lacks_sglang_and_a_taken_port(tmp_path: Any) -> None:
     found = check_sampling_servers(RUN, options(device="cpu", python=str(tmp_path / "python")))
     assert [(check.state, check.way_out) for check in found] == [("failure", "make sglang-env")]
-
-
-def test_versions_are_those_of_the_other_interpreter() -> None:
     versions = read_versions(ServerOptions(python=sys.executable))
     assert versions is not None and str(versions["torch"]).startswith("2.") and versions["sglang"] is None
-
-
-def test_a_taken_port() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = check_sampling_servers(RUN, options(device="cpu", python=sys.executable, ports=[port]))
     assert [check.name for check in found if check.state == "failure"] == ["environment", "ports"]

@@ -23,25 +23,13 @@ from geo_sokoban_pipeline.preflight.stored import (
 from geo_sokoban_pipeline.runs.folders import RunFolders, sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import RunLock, find_holder
 from geo_sokoban_pipeline.runs.storage import read_manifest, write_folder
+from preflight.conftest import says
 
 PARQUET = b"PAR1" + bytes(100) + b"PAR1"
 
 
-def store(subject: Subject, iterations: int = 3) -> None:
-    """Files as a run leaves them: manifests, metrics, trajectories; the weights are a few bytes."""
-    checkpoints = subject.models / "checkpoints"
-    for k in range(iterations):
-        write_folder(checkpoints / f"iter={k:05d}", fill({"kept": list(range(k + 1))}))
-    for folder, fingerprint in stages(subject.run, subject.models, subject.parameters):
-        write_folder(folder, fill({"fingerprint": fingerprint, "kept": list(range(iterations))}))
-    for k in range(iterations):
-        for kind in ("trajectories", "eval_trajectories"):
-            part = subject.outputs / kind / f"iter={k:05d}" / "part-000.parquet"
-            part.parent.mkdir(parents=True)
-            part.write_bytes(PARQUET)
-        row = subject.outputs / "metrics" / f"iter={k:05d}.json"
-        row.parent.mkdir(exist_ok=True)
-        row.write_text(json.dumps({"iteration": k}))
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
 
 
 def fill(entries: dict[str, Any]) -> Any:
@@ -52,60 +40,66 @@ def fill(entries: dict[str, Any]) -> Any:
     return write
 
 
-def test_a_new_run_id(make_subject: Any) -> None:
-    (check,) = check_run(make_subject())
-    assert (check.state, check.found) == ("ok", "nothing is stored yet")
+def complete(subject: Subject, iterations: int = 4) -> None:
+    (subject.models / "checkpoints" / "COMPLETE.json").write_text(json.dumps({"iterations": iterations}))
+
+
+def checkpoint(subject: Subject, number: int) -> Path:
+    return subject.models / "checkpoints" / f"iter={number:05d}"
+
+
+def fresh(subject: Subject) -> Subject:
+    return Subject("sokoban", subject.parameters.model_copy(update={"fresh": True}), subject.data_root)
+
+
+def store(subject: Subject, iterations: int = 3) -> None:
+    """Files as a run leaves them: manifests, metrics, trajectories; the weights are a few bytes."""
+    for k in range(iterations):
+        write_folder(checkpoint(subject, k), fill({"kept": list(range(k + 1))}))
+    for folder, fingerprint in stages(subject.run, subject.models, subject.parameters):
+        write_folder(folder, fill({"fingerprint": fingerprint, "kept": list(range(iterations))}))
+    for k in range(iterations):
+        rows = {f"{kind}/iter={k:05d}/part-000.parquet": PARQUET for kind in ("trajectories", "eval_trajectories")}
+        for name, content in {**rows, f"metrics/iter={k:05d}.json": json.dumps({"iteration": k}).encode()}.items():
+            path = subject.outputs / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
 
 def test_a_run_to_be_continued_and_a_finished_one(make_subject: Any) -> None:
     subject = make_subject()
+    says(check_run(subject), "ok", "nothing is stored yet")
     store(subject)
-    (check,) = check_run(subject)
-    assert (check.state, check.found) == ("ok", "3 of 140 iterations are stored: it continues from there")
-    mark = subject.models / "checkpoints" / "COMPLETE.json"
-    mark.write_text('{"iterations": 3}')
-    (check,) = check_run(make_subject(train_sokoban={"loop": {"iterations": 3}}))
-    assert check.found.startswith("finished after 3 iterations")
+    says(check_run(subject), "ok", "3 of 140 iterations are stored: it continues from there")
+    complete(subject, 3)
+    says(check_run(make_subject(train_sokoban={"loop": {"iterations": 3}})), "ok", "finished after 3 iterations")
     weights, rows = len(b"weights"), len(PARQUET)
     assert read_stored(subject) == Stored(3, 3, True, True, checkpoint_bytes=weights, iteration_bytes=rows)
     images = subject.outputs / "images" / "ab"  # of iterations that retention has thinned
     images.mkdir(parents=True)
     (images / "abcd.png").write_bytes(bytes(3000))
     assert read_stored(subject).iteration_bytes == rows + 1000
-    fresh = Subject("sokoban", subject.parameters.model_copy(update={"fresh": True}), subject.data_root)
-    assert read_stored(fresh) == Stored()
-    cut(subject.models / "checkpoints" / "iter=00002" / "manifest.json")
+    assert read_stored(fresh(subject)) == Stored()
+    cut(checkpoint(subject, 2) / "manifest.json")
     assert read_stored(subject).checkpoint_bytes is None
 
 
 def test_other_settings_are_listed(make_subject: Any) -> None:
     store(make_subject())
     changed = make_subject(train_sokoban={"grpo": {"gamma": 0.5}})
-    (check,) = check_run(changed)
-    assert check.state == "failure"
-    assert "grpo.gamma: stored 0.95, now 0.5" in check.found
-    fresh = Subject("sokoban", changed.parameters.model_copy(update={"fresh": True}), changed.data_root)
-    (check,) = check_run(fresh)
-    assert (check.state, check.found) == (
-        "ok",
-        "is replaced (fresh=true), and deleted once the new run has its first checkpoint",
-    )
+    says(check_run(changed), "failure", "grpo.gamma: stored 0.95, now 0.5")
+    replaced = "is replaced (fresh=true), and deleted once the new run has its first checkpoint"
+    says(check_run(fresh(changed)), "ok", replaced)
 
 
 def test_a_held_lock_names_its_holder(make_subject: Any) -> None:
     subject = make_subject()
     assert find_holder(subject.models) is None
     lock = RunLock(subject.models)
-    (check,) = check_run(subject)
+    says(check_run(subject), "failure", "is in use by process")
     lock.close()
-    assert check.state == "failure"
-    assert "is in use by process" in check.found
     assert find_holder(subject.models) is None
     RunLock(subject.models).close()  # the probe holds nothing
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
 
 
 @pytest.mark.parametrize(
@@ -126,10 +120,7 @@ def test_damage_is_named(make_subject: Any, name: str, damage: Any, text: str) -
     layer, _, rest = name.partition("/")
     path = (subject.models if layer == "06_models" else subject.outputs) / rest
     damage(path)
-    (check,) = check_run(subject)
-    assert check.state == "failure"
-    assert str(path) in check.found
-    assert text in check.found
+    says(check_run(subject), "failure", str(path), text)
 
 
 def test_what_a_continued_run_makes_again_is_not_looked_at(make_subject: Any) -> None:
@@ -137,12 +128,8 @@ def test_what_a_continued_run_makes_again_is_not_looked_at(make_subject: Any) ->
     store(subject)
     for kind in ("trajectories", "metrics"):
         (late,) = (subject.outputs / kind).glob("iter=00002*")
-        later = late.with_name(late.name.replace("00002", "00007"))
-        late.rename(later)
-        if later.is_dir():
-            cut(later / "part-000.parquet")
-        else:
-            cut(later)
+        later = late.rename(late.with_name(late.name.replace("00002", "00007")))
+        cut(later / "part-000.parquet" if later.is_dir() else later)
     assert find_damaged_rows(subject.models, subject.outputs) == []
 
 
@@ -158,20 +145,10 @@ def test_foreign_files_are_nobodys_damage(make_subject: Any) -> None:
     (subject.outputs / "metrics" / "iter=old.json").write_text("mine")
     assert find_damage(subject.models, subject.outputs) == []
     assert [path.name for path in sealed_checkpoints(subject.models).values()] == [f"iter={k:05d}" for k in range(3)]
-    (check,) = check_run(subject)
-    assert check.state == "ok"
+    says(check_run(subject), "ok")
 
 
 # Missing parts of a readable run
-
-
-def delete(subject: Subject, *numbers: int) -> None:
-    for number in numbers:
-        shutil.rmtree(subject.models / "checkpoints" / f"iter={number:05d}")
-
-
-def complete(subject: Subject) -> None:
-    (subject.models / "checkpoints" / "COMPLETE.json").write_text('{"iterations": 4}')
 
 
 @pytest.mark.parametrize(
@@ -192,7 +169,8 @@ def test_deleted_checkpoints_are_named(make_subject: Any, deleted: list[int], en
     store(subject, 4)
     if ended:
         complete(subject)
-    delete(subject, *deleted)
+    for number in deleted:
+        shutil.rmtree(checkpoint(subject, number))
     found = find_gaps(subject.models, subject.outputs)
     assert len(found) == len(said) and all(part in text for part, text in zip(said, found, strict=True)), found
     lock = RunLock(subject.models)  # while a command works on the run, all of this is normal
@@ -204,12 +182,12 @@ def test_what_retention_removed_is_no_gap_and_damage_between_others_is(make_subj
     subject = make_subject()
     store(subject, 4)
     complete(subject)
-    newest = subject.models / "checkpoints" / "iter=00003"
+    newest = checkpoint(subject, 3)
     entries = {name: value for name, value in (read_manifest(newest) or {}).items() if name != "files"}
     write_folder(newest, fill({**entries, "kept": [1, 2, 3]}))
-    delete(subject, 0)
+    shutil.rmtree(checkpoint(subject, 0))
     assert find_gaps(subject.models, subject.outputs) == []
-    cut(subject.models / "checkpoints" / "iter=00001" / "model.safetensors")
+    cut(checkpoint(subject, 1) / "model.safetensors")
     (found,) = find_gaps(subject.models, subject.outputs)
     assert found.startswith("checkpoint 1 is damaged: ") and "iter=00001" in found
     checks = check_run(make_subject(train_sokoban={"loop": {"iterations": 4}}))
@@ -232,7 +210,7 @@ def test_the_state_of_a_run_in_a_list(make_subject: Any) -> None:
     lock = RunLock(subject.models)
     assert state() == (4, "running")
     lock.close()
-    delete(subject, 3)
+    shutil.rmtree(checkpoint(subject, 3))
     assert state() == (3, "damaged")
     folders.set_aside()
     assert state() == (0, "set aside")
