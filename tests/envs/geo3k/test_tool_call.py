@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -253,3 +254,13 @@ def test_large_responses_are_read_at_once(response):
     began = time.process_time()
     parse_tool_call(response, earlier_call_counts=True)
     assert time.process_time() - began < 1.0
+
+
+def test_nothing_is_kept_of_a_response():
+    responses = [scored(json.dumps(f"{index:09d}" * 1000)) for index in range(50)]
+    tracemalloc.start()
+    for response in responses:
+        parse_tool_call(response)
+    grown = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert grown < 10_000
