@@ -94,7 +94,7 @@ def cluster_interval(successes: Sequence[float], sizes: Sequence[float]) -> tupl
     share, divided by their cluster-robust standard error, give the quantiles (the bootstrap-t of Davison and Hinkley,
     1997, section 5.2; the scale keeps it in [0, 1]). Where fewer than four clusters hold a success, or a failure, it
     reaches as far as the Wilson interval over clusters. It holds the true share in 92 to 97 % of the simulated samples
-    (`tests/evaluation/test_intervals.py`). Where hardly any or almost all are solved it may be a little more, and with
+    (`tests/evaluation/test_metrics.py`). Where hardly any or almost all are solved it may be a little more, and with
     20 to 60 clusters that are much alike within it may be 90 %. Percentiles of the resampled shares would be simpler,
     but do so in 83 to 93 %.
 
