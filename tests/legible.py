@@ -57,8 +57,14 @@ def read_contrast(page: Page) -> dict[str, Any]:
     return found
 
 
-def illegible(page: Page) -> list[tuple[float, str]]:
-    """Texts with too little contrast, those with least first; empty where all can be read."""
-    texts = read_contrast(page)["texts"]
-    assert texts, "the page has no text"
-    return sorted((round(ratio, 2), place) for ratio, large, place in texts if ratio < (LARGE if large else NORMAL))
+def illegible(page: Page, *, dark: bool | None = None) -> list[tuple[float, str]]:
+    """Texts with too little contrast, those with least first; empty where all can be read.
+
+    Args:
+        dark: whether the page must be dark; None where that does not matter.
+    """
+    found = read_contrast(page)
+    assert found["texts"], "the page has no text"
+    assert dark in (None, found["page"] < 0.2)
+    rated = ((round(ratio, 2), place, LARGE if large else NORMAL) for ratio, large, place in found["texts"])
+    return sorted((ratio, place) for ratio, place, least in rated if ratio < least)

@@ -220,7 +220,7 @@ def make_inputs(**changes: Any) -> ReportInputs:
         "task": "sokoban",
         "run": "train_sokoban",
         "run_id": "default",
-        "metrics": make_metrics(),
+        "metrics": make_metrics(30),
         "summary": make_summary(),
         "warm_start": warm,
         "held_out": make_played(),

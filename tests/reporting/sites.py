@@ -19,7 +19,8 @@ from reporting.material import make_levels, play
 from reporting.problem_material import answer, make_data
 
 HOSTILE = (
-    "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\"> '\\ \u2028 ${1}"
+    "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
+    " '\\ \u2028 ${1}{{ 7*7 }}"
 )
 
 

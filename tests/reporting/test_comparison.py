@@ -14,28 +14,28 @@ from reporting.test_report import Page
 
 
 def make_run(run_id: str, skill: float | None = None, levels: slice = slice(48), **changes) -> ComparedRun:
-    """A run whose final policy has this skill; None: it has no evaluation."""
-    played = {}
-    if skill is not None:
-        shown = list(enumerate(make_levels(48)))[levels]
-        episodes = [play(level, skill, f"{run_id}/sampled", at) for at, level in shown]
-        played = {"iter=00001/part-000": lazily(episodes)}
+    """A run without curves whose final policy has this skill; None: it has no evaluation."""
     values = {
         "run": "train_sokoban",
         "run_id": run_id,
-        "metrics": make_metrics(60),
-        "summary": {}
-        if skill is None
-        else make_summary(60) | {"prompts": len(range(48)[levels]), "prompts_hash": run_id},
+        "metrics": [{"iteration": number} for number in range(60)],
+        "summary": {},
         "settings": {"seed": 0, "optimizer.learning_rate": 0.001, "grpo.clip": None},
         "time": None,
-        "held_out": played,
+        "held_out": {},
     }
+    if skill is not None:
+        shown = list(enumerate(make_levels(48)))[levels]
+        episodes = [play(level, skill, f"{run_id}/sampled", at) for at, level in shown]
+        values["held_out"] = {"iter=00001/part-000": lazily(episodes)}
+        values["summary"] = make_summary(60) | {"prompts": len(shown), "prompts_hash": run_id}
     return ComparedRun(**(values | changes))
 
 
 def text_of(*runs: ComparedRun) -> str:
-    return Page(build_comparison(runs)).text.replace("\u202f", " ")
+    page = Page(build_comparison(runs))
+    assert {link[1:] for link in page.attributes("href")} <= page.ids
+    return page.text.replace("\u202f", " ")
 
 
 @pytest.mark.parametrize(
@@ -47,23 +47,18 @@ def text_of(*runs: ComparedRun) -> str:
     ],
 )
 def test_two_runs_are_judged_on_the_same_prompts(skills, verdict):
-    page = Page(build_comparison([make_run("a", skills[0]), make_run("b", skills[1])]))
-    assert verdict in page.text
-    assert {"tests", "evaluation", "curves", "settings", "runs"} <= page.ids
-    assert {link[1:] for link in page.attributes("href")} <= page.ids
+    assert verdict in text_of(make_run("a", skills[0]), make_run("b", skills[1]))
 
 
 def test_an_evaluation_of_an_older_checkpoint_is_called_one():
-    first, second = make_run("a", 0.2), make_run("b", 0.9)
+    first, second = make_run("a", 0.2, slice(8)), make_run("b", 0.9, slice(8))
     first.summary["checkpoints"] = {"final": {"iteration": 0, "policy_version": 1, "hash": "a" * 32}}
     second.summary["checkpoints"] = {"final": {"iteration": 59, "policy_version": 60, "hash": "b" * 32}}
     text = text_of(first, second)
     assert "The evaluation of a is of the checkpoint after 1 of 60 iterations." in text
     assert "The evaluation of b" not in text
-    assert (
-        "evaluated policy",
-        ["after 1 iteration, content aaaaaaaaaaaa", "after 60 iterations, content bbbbbbbbbbbb"],
-    ) in (list_differences([first, second]))
+    policies = ["after 1 iteration, content aaaaaaaaaaaa", "after 60 iterations, content bbbbbbbbbbbb"]
+    assert ("evaluated policy", policies) in list_differences([first, second])
 
 
 def test_runs_of_other_prompts_are_not_compared():
@@ -74,10 +69,20 @@ def test_runs_of_other_prompts_are_not_compared():
     assert "evaluation prompts, content hash" in text
 
 
-def test_a_run_without_an_evaluation_has_its_curves():
-    text = text_of(make_run("a", 0.5), make_run("b"), make_run("c", 0.9))
-    assert "Compared with a, b is not comparable; c is better" in text
-    assert "no evaluation is stored" in text and "Training solve rate" in text
+def test_seven_runs_of_several_tasks_are_drawn_and_those_without_an_evaluation_have_curves():
+    metrics = make_metrics(20)
+    runs = [make_run(f"seed{at}", 0.5, slice(24), metrics=metrics) for at in range(5)]
+    runs += [make_run("seed5", 0.9, slice(24), metrics=metrics), make_run("seed0", run="train_geo3k", metrics=metrics)]
+    page = Page(build_comparison(runs))
+    assert {"tests", "evaluation", "curves", "settings", "runs"} <= page.ids
+    for words in (
+        "train_geo3k/seed0 is not comparable",
+        "train_sokoban/seed5 is better",
+        "no evaluation is stored",
+        "Training solve rate",
+    ):
+        assert words in page.text
+    assert not re.search(r"\bnan\b|\bNone\b", page.text)
 
 
 def test_only_settings_that_differ_are_listed():
@@ -95,41 +100,25 @@ def test_only_settings_that_differ_are_listed():
     assert "are equal" in text_of(make_run("a"), make_run("b"))
 
 
-def test_seven_runs_of_several_tasks_are_drawn():
-    runs = [make_run(f"seed{at}", 0.5) for at in range(6)]
-    runs.append(make_run("seed0", run="train_geo3k", summary={}, held_out={}))
-    text = text_of(*runs)
-    assert "train_geo3k/seed0" in text and "train_sokoban/seed5" in text
-    assert not re.search(r"\bnan\b|\bNone\b", text)
+STORED = "Stored are train_geo3k/default, train_sokoban/"
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (
-            [],
-            "runs=[]: give two runs or more, such as --params 'runs=[default,seed2]'. Stored are train_geo3k/default,",
-        ),
+        ([], f"runs=[]: give two runs or more, such as --params 'runs=[default,seed2]'. {STORED}"),
         (["default"], "runs=[default]: give two runs"),
         (["default", "train_sokoban/default"], "give two runs"),
-        (
-            ["default", "seed3"],
-            "runs: train_sokoban/seed3 is not stored. Stored are train_geo3k/default, train_sokoban/",
-        ),
+        (["default", "seed3"], f"runs: train_sokoban/seed3 is not stored. {STORED}"),
     ],
 )
 def test_runs_that_cannot_be_compared(names, message, tmp_path):
-    for run in ("train_sokoban/default", "train_sokoban/seed2", "train_geo3k/default"):
-        (tmp_path / "07_model_output" / run / "metrics").mkdir(parents=True)
     store = RunStore(tmp_path)
+    with pytest.raises(SourceError, match="No training run is stored in"):
+        store.find_runs(names, "train_sokoban")
+    runs = [("train_sokoban", "default"), ("train_geo3k", "default"), ("train_sokoban", "seed2")]
+    for run, run_id in runs:
+        (tmp_path / "07_model_output" / run / run_id / "metrics").mkdir(parents=True)
     with pytest.raises(SourceError, match=re.escape(message)):
         store.find_runs(names, "train_sokoban")
-    assert store.find_runs(["default", "train_geo3k/default"], "train_sokoban") == [
-        ("train_sokoban", "default"),
-        ("train_geo3k", "default"),
-    ]
-
-
-def test_without_any_run(tmp_path):
-    with pytest.raises(SourceError, match="No training run is stored in"):
-        RunStore(tmp_path).find_runs(["a", "b"], "train_sokoban")
+    assert store.find_runs(["default", "train_geo3k/default"], "train_sokoban") == runs[:2]

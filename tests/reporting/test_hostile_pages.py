@@ -6,44 +6,46 @@ Pages of the browser of episodes are in test_site_pages.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from builders import CONTEXT
 from chromium import Page, open_page
 from geo_sokoban_pipeline.reporting.comparison import build_comparison
 from geo_sokoban_pipeline.reporting.previews import preview_episodes, preview_prompts
 from geo_sokoban_pipeline.reporting.report import build_report
-from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
-from legible import illegible, read_contrast
-from reporting.material import lazily, make_inputs, make_levels, play
-from reporting.run_numbers import make_summary
-from reporting.sites import HOSTILE, make_hostile
+from legible import illegible
+from reporting.material import lazily, make_levels, play
+from reporting.run_numbers import make_metrics, make_summary
+from reporting.sites import HOSTILE
 from reporting.test_comparison import make_run
+from reporting.test_report import EVERYWHERE, hostile_inputs, lean
 
 pytestmark = pytest.mark.slow
-RAN = "broken"  # what the title is after a script of a text has run
 
 
-def hostile_episodes(name: str = "train_sokoban/final/sampled") -> list[Trajectory]:
-    found = [make_hostile(play(make_levels(48)[3 + group], 1.0, name, group)) for group in range(3)]
-    for episode in found:
-        episode.advantage, episode.trained, episode.status = 1.0, True, HOSTILE
-    return found
+def write_hostile_report(**changes: str) -> str:
+    return build_report(hostile_inputs(site="site", **changes))
 
 
-def write_report() -> str:
-    """With players, a gallery, and the tokens of the best and the worst episodes."""
-    part = {"iter=00000/part-000": lazily(hostile_episodes())}
-    texts: Callable[[Any], list[str]] = lambda ids: [HOSTILE for _ in ids]  # noqa: E731
-    summary = make_summary()
-    summary["rows"][0]["policy"] = HOSTILE
-    check = {"check": HOSTILE, "subject": f"a.{HOSTILE}", "checked": 1, "findings": [HOSTILE], "notes": []}
-    audit = {"checks": [{**check, "episodes": [HOSTILE]}], "findings": 1, "iterations": 0}
-    given = {"held_out": part, "trained": part, "token_texts": texts, "summary": summary, "site": "site"}
-    return build_report(make_inputs(**given, audit=audit, whole_audit=audit))
+def write_report_hostile_everywhere() -> str:
+    return write_hostile_report(**EVERYWHERE)
+
+
+def write_hostile_comparison() -> str:
+    given = {"held_out": hostile_inputs().held_out, "metrics": make_metrics(20)}
+    runs = [
+        make_run("a", settings={"instruction": HOSTILE}, **given),
+        make_run(HOSTILE, settings={HOSTILE: 1}, **given),
+    ]
+    return build_comparison(runs)
+
+
+def write_hostile_gallery() -> str:
+    (part,) = hostile_inputs().held_out.values()
+    prompts = preview_prompts([{"id": HOSTILE, "prompt": HOSTILE, "answer": HOSTILE, "images": []}])
+    return f"<!doctype html><meta charset=utf-8><title>gallery</title>{preview_episodes(part())}{prompts}"
 
 
 def write_evaluation() -> str:
@@ -52,45 +54,41 @@ def write_evaluation() -> str:
     rows = [row | {"policy": row["policy"].replace("final", name)} for row in summary["rows"]]
     summary |= {"rows": rows, "policies": [name], "checkpoints": {name: summary["checkpoints"]["final"]}}
     played = {"iter=00000/part-000": lazily([play(make_levels(48)[3], 1.0, "x/sampled", 0)])}
-    return build_report(make_inputs(metrics=[], warm_start=[], trained={}, summary=summary, held_out=played))
-
-
-def write_comparison() -> str:
-    part = {"iter=00001/part-000": lazily(hostile_episodes())}
-    settings = {"instruction": HOSTILE}
-    runs = [make_run("a", held_out=part, settings=settings), make_run(HOSTILE, held_out=part, settings={HOSTILE: 1})]
-    return build_comparison(runs)
-
-
-def write_gallery() -> str:
-    rows = [{"id": HOSTILE, "prompt": HOSTILE, "answer": HOSTILE, "images": []}]
-    episodes = trajectories_to_table(hostile_episodes(), CONTEXT)
-    return (
-        f"<!doctype html><meta charset=utf-8><title>gallery</title>{preview_episodes(episodes)}{preview_prompts(rows)}"
-    )
+    return build_report(lean(metrics=[], summary=summary, held_out=played))
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
+def browser() -> Iterator[Page]:
     with open_page() as found:
         found.look(1300)
         yield found
 
 
-@pytest.mark.parametrize("write", [write_report, write_comparison, write_gallery])
-def test_hostile_text_is_text(page: Page, tmp_path: Path, write: Callable[[], str]) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(write(), encoding="utf-8")
-    page.open(path.as_uri())
-    page.wait("document.readyState === 'complete' && document.body.innerText.length > 100")
-    # Everything that is folded, and every step of every player.
-    page.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+@pytest.fixture
+def opened(browser: Page, tmp_path: Path) -> Callable[[str], Page]:
+    """A function that opens markup as a page."""
+
+    def open_markup(markup: str) -> Page:
+        path = tmp_path / "page.html"
+        path.write_text(markup, encoding="utf-8")
+        browser.open(path.as_uri())
+        browser.wait("document.readyState === 'complete' && document.body?.innerText.length > 2")
+        browser.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        return browser
+
+    return open_markup
+
+
+@pytest.mark.parametrize("write", [write_report_hostile_everywhere, write_hostile_comparison, write_hostile_gallery])
+def test_hostile_text_is_text(opened: Callable[[str], Page], write: Callable[[], str]) -> None:
+    page = opened(write())
+    # Every step of every player.
     page.run("document.querySelectorAll('button').forEach(one => one.click())")
     page.run("document.querySelectorAll('[data-do=next]').forEach(one => { one.click(); one.click(); })")
     page.run("new Promise(done => setTimeout(done, 300))")  # for scripts and images that a text might have begun
     text = page.text()
     assert "document.title" in text and "onerror" in text
-    assert page.run("document.title") != RAN
+    assert page.run("document.title") != "broken"
     sources = "[...document.images].map(one => one.getAttribute('src')).filter(one => one && !one.startsWith('data:'))"
     assert page.run(sources) == []
     assert not page.run("[...document.scripts].some(one => one.textContent.startsWith('document.title'))")
@@ -98,25 +96,23 @@ def test_hostile_text_is_text(page: Page, tmp_path: Path, write: Callable[[], st
     assert page.errors == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1300])
-@pytest.mark.parametrize("write", [write_report, write_evaluation, write_comparison])
-def test_pages_fit_the_window_and_can_be_read(
-    page: Page, tmp_path: Path, write: Callable[[], str], width: int, dark: bool
-) -> None:
+def test_the_check_sees_a_script_that_runs(opened: Callable[[str], Page]) -> None:
+    page = opened(f"<!doctype html><title>page</title>{HOSTILE}")
+    page.wait("document.title === 'broken'")
+    page.errors.clear()  # of the image that there is not
+
+
+@pytest.mark.parametrize("write", [write_hostile_report, write_evaluation, write_hostile_comparison])
+def test_pages_fit_the_window_and_can_be_read(opened: Callable[[str], Page], write: Callable[[], str]) -> None:
     """In every colour scheme each text has the contrast of WCAG."""
-    path = tmp_path / "page.html"
-    path.write_text(write(), encoding="utf-8")
-    page.look(width, dark=dark)
-    page.open(path.as_uri())
-    page.wait("document.readyState === 'complete' && document.body.innerText.length > 100")
-    page.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    assert page.run("document.documentElement.scrollWidth") <= width
+    page = opened(write())
     outside = "[...document.querySelectorAll('.tile *, .card *')].filter(one => one.scrollWidth > one.clientWidth + 1)"
-    assert page.run(f"{outside}.filter(one => !one.matches('pre, pre *, img, span')).map(one => one.outerHTML)") == []
-    assert (read_contrast(page)["page"] < 0.2) == dark
-    assert illegible(page) == []
-    page.look(1300)
+    for width, dark in product((400, 1300), (True, False)):
+        page.look(width, dark=dark)
+        assert page.run("document.documentElement.scrollWidth") <= width
+        inner = f"{outside}.filter(one => !one.matches('pre, pre *, img, span')).map(one => one.outerHTML)"
+        assert page.run(inner) == []
+        assert illegible(page, dark=dark) == []
 
 
 PALE = [
@@ -131,17 +127,6 @@ PALE = [
 
 
 @pytest.mark.parametrize(("markup", "found"), PALE)
-def test_the_measure_of_contrast(page: Page, tmp_path: Path, markup: str, found: list[str]) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(f"<!doctype html><title>page</title>{markup}", encoding="utf-8")
-    page.open(path.as_uri())
-    page.wait("document.body?.innerText.length > 2")
+def test_the_measure_of_contrast(opened: Callable[[str], Page], markup: str, found: list[str]) -> None:
+    page = opened(f"<!doctype html><title>page</title>{markup}")
     assert [place for _, place in illegible(page)] == found
-
-
-def test_the_check_sees_a_script_that_runs(page: Page, tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(f"<!doctype html><title>page</title>{HOSTILE}", encoding="utf-8")
-    page.open(path.as_uri())
-    page.wait(f"document.title === {RAN!r}")
-    page.errors.clear()  # of the image that there is not
