@@ -32,13 +32,11 @@ def test_image_names_its_board(level, cell_px, moves):
     assert read_board(render_png(board, cell_px)) == (board, cell_px)
 
 
-def test_all_seven_kinds_of_cells_are_read():
+def test_cells_with_what_stands_there():
+    """All seven kinds of cells are read; a part of an image names what is in it."""
     for text in ("#######\n#@ $.*#\n#######", "######\n#+ $ #\n######"):
         board = Board.from_text(text)
         assert read_board(render_png(board, 16)) == (board, 16)
-
-
-def test_cells_with_what_stands_there():
     cells = SOKOBAN.image_parts(render_png(Board.from_text("#####\n#@$.#\n#####"), 16))
     assert [cell.content for cell in cells[5:10]] == ["wall", "player", "box", "target", "wall"]
     assert [(cell.left, cell.top, cell.width, cell.height) for cell in cells[5:7]] == [
@@ -65,41 +63,26 @@ def test_other_images_have_a_grid(size, columns, rows):
         assert (covered == 1).all()
 
 
-@pytest.mark.parametrize("image", [make_png(96, 3), make_png(32, 1)])
-def test_other_images_are_not_read(image):
-    assert read_board(image) is None
-    assert play_moves(image, ["up"]) is None
-
-
-def test_moves_end_where_the_board_is_solved():
+def test_the_image_after_moves():
+    """It ends where the board is solved; there is none of another image or an unknown move."""
     board = Board.from_text("######\n#@$. #\n######")
-    after = play_moves(render_png(board, 16), ["right", "left", "left"])
-    assert after == render_png(board.move("right").board, 16)
+    shown = render_png(board, 16)
+    assert play_moves(shown, ["right", "left", "left"]) == render_png(board.move("right").board, 16)
+    assert play_moves(shown, ["fly"]) is None
+    for other in (make_png(96, 3), make_png(32, 1)):
+        assert read_board(other) is None and play_moves(other, ["up"]) is None
 
 
-def test_unknown_action_gives_no_image():
-    assert play_moves(render_png(make_levels(48)[0].board, 16), ["fly"]) is None
-
-
-def test_frames_of_a_solved_episode_end_on_the_solved_board():
-    episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
-    frames = episode_frames(episode)
-    assert [frame.response for frame in frames[:-1]] == [
-        turn.text for turn in episode.turns if turn.role == "assistant"
-    ]
-    assert [frame.image for frame in frames[:-1]] == episode.images
-    assert frames[-1].is_end
-    board, _ = read_board(frames[-1].image)
-    assert board.is_solved
-    assert describe_end(episode) == "Solved in 5 turns."
-
-
-def test_frames_of_an_unsolved_episode_end_on_its_last_image():
-    episode = play(make_levels(48)[7], 0.0, "x/sampled", 0)
-    frames = episode_frames(episode)
-    assert frames[-1].image == episode.images[-1]
-    assert len(frames) == len(episode.images)
-    assert describe_end(episode) == "Not solved after 10 turns."
+def test_frames_of_an_episode_end_on_the_solved_board_or_its_last_image():
+    solved, unsolved = (play(make_levels(48)[level], skill, "x/sampled", 0) for level, skill in ((4, 1.0), (7, 0.0)))
+    frames = episode_frames(solved)
+    assert [frame.response for frame in frames[:-1]] == [turn.text for turn in solved.turns if turn.role == "assistant"]
+    assert [frame.image for frame in frames[:-1]] == solved.images
+    assert frames[-1].is_end and read_board(frames[-1].image)[0].is_solved
+    assert describe_end(solved) == "Solved in 5 turns."
+    frames = episode_frames(unsolved)
+    assert frames[-1].image == unsolved.images[-1] and len(frames) == len(unsolved.images)
+    assert describe_end(unsolved) == "Not solved after 10 turns."
 
 
 def test_frames_without_images_or_turns():
@@ -111,21 +94,16 @@ def test_frames_without_images_or_turns():
     assert [frame.is_end for frame in episode_frames(episode)] == [True]
 
 
-def test_film_has_a_frame_per_response_and_the_end():
-    episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
-    with Image.open(io.BytesIO(episodes_gif([episode], board_px=96))) as film:
-        assert film.n_frames == 6
-        assert film.info["loop"] == 0
-    assert episodes_gif([episode], board_px=96) == episodes_gif([episode], board_px=96)
-
-
-def test_films_side_by_side_are_as_long_as_the_longest():
+def test_films_have_a_frame_per_response_and_the_end():
+    """Side by side they are as long as the longest."""
     episodes = [play(make_levels(48)[at], 1.0, "x/sampled", 0) for at in (0, 2, 4)]
-    with Image.open(io.BytesIO(episodes_gif(episodes, columns=2, board_px=64))) as film:
-        assert film.n_frames == 6
-        assert film.width < film.height * 1.2
-
-
-def test_film_of_nothing_is_refused():
+    film = episodes_gif(episodes[2:], board_px=96)
+    assert episodes_gif(episodes[2:], board_px=96) == film
+    with (
+        Image.open(io.BytesIO(film)) as one,
+        Image.open(io.BytesIO(episodes_gif(episodes, columns=2, board_px=64))) as three,
+    ):
+        assert one.n_frames == three.n_frames == 6 and one.info["loop"] == 0
+        assert three.width < three.height * 1.2
     with pytest.raises(ValueError, match="0 episodes"):
         episodes_gif([])

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.datasets import PromptsDataset, ReportDataset
 from geo_sokoban_pipeline.envs.images import encode_png, png_data_uri
 from geo_sokoban_pipeline.reporting.previews import preview_episodes, preview_prompts, preview_result
 from geo_sokoban_pipeline.runs.storage import write_json
-from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
+from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from reporting.material import make_levels, play
 from reporting.run_numbers import make_summary
 
@@ -36,38 +36,37 @@ def assert_is_plain(html: str) -> None:
     assert "[x]\u200b(javascript:alert(1)) ∗a∗ ˍbˍ" in text
 
 
-def test_an_episode_is_a_strip_of_its_images() -> None:
-    episodes = [play(make_levels(48)[4], 1.0, "x/sampled", group) for group in range(2)]
-    html = preview_episodes(trajectories_to_table(episodes, CONTEXT))
-    assert html.count("<b>") == 2
-    frames = sum(len(episode.images) + 1 for episode in episodes)  # the end has an image, too
-    assert html.count("data:image/png;base64,") == frames
+@pytest.fixture
+def episode() -> Trajectory:
+    return play(make_levels(48)[4], 1.0, "x/sampled", 0)
+
+
+def show(*episodes: Trajectory) -> str:
+    return preview_episodes(trajectories_to_table(list(episodes), CONTEXT))
+
+
+def test_an_episode_is_a_strip_of_its_images(episode: Trajectory) -> None:
+    html = show(episode, play(make_levels(48)[4], 1.0, "x/sampled", 1))
+    frames = 2 * (len(episode.images) + 1)  # the end has an image, too
+    assert (html.count("<b>"), html.count("data:image/png;base64,")) == (2, frames)
     assert "Solved in" in html and "reward +" in html
-    assert preview_episodes(trajectories_to_table([], CONTEXT)) == "no episodes"
+    assert show() == "no episodes"
+    episode.images = [encode_png(np.zeros((300, 900, 3), np.uint8))] * len(episode.images)
+    (uri, *_) = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]*)", show(episode))
+    assert Image.open(io.BytesIO(base64.b64decode(uri))).size == (240, 80)
 
 
-def test_text_of_a_policy_stays_text() -> None:
-    episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
+def test_text_of_a_policy_stays_text(episode: Trajectory) -> None:
+    """Also without images, when the response is shown."""
     for turn in episode.turns:
         turn.text, turn.action = HOSTILE, None
-    assert_is_plain(preview_episodes(trajectories_to_table([episode], CONTEXT)))
-
-
-def test_an_episode_without_images_shows_its_response() -> None:
-    episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
-    episode.images, episode.image_grid_thw, episode.response = [], [], "just words"
+    assert_is_plain(show(episode))
+    episode.images, episode.image_grid_thw, episode.response = [], [], HOSTILE
     for turn in episode.turns:
         turn.image_indices = []
-    html = preview_episodes(trajectories_to_table([episode], CONTEXT))
-    assert "<img" not in html and "just words" in html
-
-
-def test_large_images_are_made_smaller() -> None:
-    episode = play(make_levels(48)[4], 0.0, "x/sampled", 0)
-    episode.images = [encode_png(np.zeros((300, 900, 3), np.uint8))] * len(episode.images)
-    html = preview_episodes(trajectories_to_table([episode], CONTEXT))
-    (uri, *_) = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]*)", html)
-    assert Image.open(io.BytesIO(base64.b64decode(uri))).size == (240, 80)
+    html = show(episode)
+    assert "<img" not in html
+    assert_is_plain(html)
 
 
 def test_prompts_show_image_text_and_answer() -> None:

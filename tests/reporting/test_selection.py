@@ -32,24 +32,18 @@ def test_gallery_keeps_its_limit(limit):
     assert len({pair.after.difficulty for pair in pairs}) == limit
 
 
-def test_one_policy_has_no_other_beside_it():
+def test_galleries_of_one_policy_and_of_a_task_without_lengths():
     played = make_played(8)
     pairs = choose_gallery({"iter=00000/part-000": played["iter=00000/part-000"]}, 1)
     assert pairs and all(pair.before is None for pair in pairs)
-
-
-def test_task_without_lengths_shows_the_first_ones():
     episodes = make_trajectories(20, group_size=1, evaluation=True)
     pairs = choose_gallery({"iter=00000/part-000": lazily(episodes)}, 1, 5)
-    assert [pair.after.group_index for pair in pairs] == [0, 1, 2, 3, 4]
-    assert {pair.after.difficulty for pair in pairs} == {None}
+    assert [(pair.after.group_index, pair.after.difficulty) for pair in pairs] == [(at, None) for at in range(5)]
 
 
-def test_nothing_stored():
-    assert choose_gallery({}, 2) == []
-    assert choose_gallery({"iter=00001/part-000": lazily([])}, 2) == []
-    assert choose_extremes({}) is None
-    assert choose_extremes({"iter=00000/part-000": lazily([])}) is None
+@pytest.mark.parametrize("parts", [{}, {"iter=00001/part-000": lazily([])}])
+def test_nothing_stored(parts):
+    assert choose_gallery(parts, 2) == [] and choose_extremes(parts) is None
 
 
 def test_extremes_come_from_the_newest_part_alone():
@@ -62,17 +56,12 @@ def test_extremes_come_from_the_newest_part_alone():
         assert len({episode.group_index for episode in episodes}) == len(episodes) == 3
 
 
-def test_part_without_graded_episodes_is_passed_over():
-    failed, graded = make_trajectories(2, iteration=1), make_trajectories(4, iteration=0)
+def test_graded_and_trained_episodes_are_preferred():
+    failed, graded = make_trajectories(2, iteration=1), make_trajectories(8, iteration=0)
     for episode in failed:
         episode.reward = episode.advantage = None
+    best = max(graded, key=lambda episode: episode.reward)
+    best.trained = False
     extremes = choose_extremes({"iter=00000/part-000": lazily(graded), "iter=00001/part-000": lazily(failed)})
     assert extremes.iteration == 0
-
-
-def test_trained_episodes_are_preferred():
-    episodes = make_trajectories(8)
-    best = max(episodes, key=lambda episode: episode.reward)
-    best.trained = False
-    extremes = choose_extremes({"iter=00000/part-000": lazily(episodes)})
     assert best.trajectory_id not in [episode.trajectory_id for episode in extremes.best]

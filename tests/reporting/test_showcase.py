@@ -36,19 +36,12 @@ def test_cards(task):
 
 def test_responses_are_escaped_and_stay_on_their_card():
     pair = choose_gallery(make_run("geo3k").held_out, 2, 1)[0]
-    turns = [
-        dataclasses.replace(turn, text="<b>" + "long & winding " * 20) if turn.role == "assistant" else turn
-        for turn in pair.after.turns
-    ]
-    after = dataclasses.replace(pair.after, turns=turns)
-    root = ElementTree.fromstring(draw_responses([dataclasses.replace(pair, after=after, before=None)]))
-    height = float(root.get("height", 0))
-    lines = [text for text in root.iter(f"{SVG}text")]
-    assert [text.text for text in lines][:2] == ["after GRPO", "<b>long & winding"]
-    assert len(lines) == 4 and all(len(line.text or "") <= 21 and float(line.get("y", 0)) < height for line in lines)
-
-
-def test_nothing_to_show():
+    for turn in (turn for turn in pair.after.turns if turn.role == "assistant"):
+        turn.text = "<b>" + "long & winding " * 20
+    root = ElementTree.fromstring(draw_responses([dataclasses.replace(pair, before=None)]))
+    lines = list(root.iter(f"{SVG}text"))
+    assert [text.text for text in lines][:2] == ["after GRPO", "<b>long & winding"] and len(lines) == 4
+    assert all(len(line.text) <= 21 and float(line.get("y")) < float(root.get("height")) for line in lines)
     with pytest.raises(ValueError, match="no prompts to show: give the episodes of an evaluation"):
         draw_responses([])
 

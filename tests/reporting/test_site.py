@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -100,109 +102,68 @@ def test_list_and_pages_hold_the_episodes(task: str, tmp_path: Path, monkeypatch
     assert site["runs"][f"train_{task}/default"]["score"].endswith(f"kedro run --pipelines=score_{task} --env=test")
 
 
-def test_the_state_after_the_last_response_is_an_image_where_the_task_draws_it(tmp_path: Path) -> None:
-    episodes = play_groups(1.0, groups=1, size=1)
-    write_site(tmp_path / "site", [open_run(store(tmp_path, episodes, "train_sokoban", "default"))])
-    number, place = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"][0]["last_image"]
-    drawn = base64.b64decode(read_script(tmp_path / "site" / "data" / "images" / f"{number}.js")[place])
-    assert drawn == task_of("sokoban").report.last_image(episodes[0].images[-1], episodes[0].turns[-1])
-
-
-def test_gaps_and_where_the_widest_is(tmp_path: Path) -> None:
-    episode = play_groups(0.6, groups=1, size=2)[0]
-    sampled = np.flatnonzero(episode.loss_mask)
-    episode.old_log_probs = episode.rollout_log_probs.copy()
-    episode.old_log_probs[sampled[2]] -= np.float32(0.25)
-    episode.ref_log_probs = np.where(episode.loss_mask, episode.rollout_log_probs + np.float32(0.5), 0)
-    write_site(tmp_path / "site", [open_run(store(tmp_path, [episode], "train_sokoban", "default"))])
-    page = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"][0]
-    assert page["widest"] == sampled[2]
-    assert page["gaps"] == pytest.approx([0, 0, -0.25] + [0] * (len(sampled) - 3), abs=1e-6)
-    assert page["ref_gaps"] == pytest.approx([0.5] * len(sampled), abs=1e-4)
-
-
-def test_scores_of_tokens_are_channels(tmp_path: Path) -> None:
-    episodes = play_groups(0.6, groups=1, size=2)
+def test_gaps_scores_and_the_image_at_the_end_are_of_a_page(tmp_path: Path) -> None:
+    """Of scores those of another run are not taken, and a score without images is a column of the list."""
+    episodes = play_groups(1.0, groups=1, size=3)
+    first, second, _ = episodes
+    sampled = np.flatnonzero(first.loss_mask)
+    count = len(sampled)
+    first.old_log_probs = first.rollout_log_probs.copy()
+    first.old_log_probs[sampled[2]] -= np.float32(0.25)
+    first.ref_log_probs = np.where(first.loss_mask, first.rollout_log_probs + np.float32(0.5), 0)
     outputs = store(tmp_path, episodes, "train_sokoban", "default")
-    rows = [
-        {
-            "run": "train_sokoban",
-            "run_id": run_id,
-            "scored_by": "train_sokoban/default@latest",
-            "scored_version": 3,
-            "trajectory_id": episodes[0].trajectory_id,
-            "position": int(at),
-            "log_prob": -0.5,
-            "entropy": 1.25,
-            "ratio": 1.5,
-            "image_reliance": 0.25,
-            "top_tokens": ["a", "b"],
-            "top_log_probs": [-0.1, -2.0],
-        }
-        for run_id in ("default", "other")  # of the other run nothing is taken
-        for at in reversed(np.flatnonzero(episodes[0].loss_mask))
-    ]
-    path = (
-        tmp_path / "07_model_output" / "score_sokoban" / "default" / "token_scores" / "iter=00000" / "part-000.parquet"
-    )
-    path.parent.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=TOKEN_SCORES), path)
-    write_site(tmp_path / "site", [open_run(outputs)])
-    scored, other = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"]
-    count = int(episodes[0].loss_mask.sum())
-    assert other["scores"] is None
-    assert (scored["scores"]["by"], scored["scores"]["version"]) == ("train_sokoban/default@latest", 3)
-    for name, value in (("ratio", 1.5), ("entropy", 1.25), ("log_prob", -0.5), ("image_reliance", 0.25)):
-        assert scored["scores"][name] == [value] * count
-    assert scored["scores"]["top"] == [[["a", -0.1], ["b", -2.0]]] * count
-
-
-def test_scores_are_columns_of_the_list(tmp_path: Path) -> None:
-    episodes = play_groups(0.6, groups=1, size=3)
-    outputs = store(tmp_path, episodes, "train_sokoban", "default")
-    count = int(episodes[0].loss_mask.sum())
     reliances = [0.0] * (count - 1) + [float(count)]
-    rows = rows_of_scores(episodes[0], image_reliance=reliances, entropy=0.25) + rows_of_scores(episodes[1])
+    values = {"ratio": 1.5, "entropy": 0.25, "log_prob": -0.25, "top_log_probs": [[-0.1, -2.0]] * count}
+    named = values | {"top_tokens": [["a", "b"]] * count, "scored_version": 3}
+    rows = rows_of_scores(first, image_reliance=reliances, **named)[::-1] + rows_of_scores(second)
+    rows += [{**row, "run_id": "other", "ratio": 9.0} for row in rows]
     store_scores(tmp_path, "token_scores", rows, TOKEN_SCORES)
     write_site(tmp_path / "site", [open_run(outputs)])
+    pages = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"]
+    assert pages[0]["widest"] == sampled[2]
+    assert pages[0]["gaps"] == pytest.approx([0, 0, -0.25] + [0] * (count - 3), abs=1e-6)
+    assert pages[0]["ref_gaps"] == pytest.approx([0.5] * count, abs=1e-4)
+    scores = pages[0]["scores"]
+    assert (scores["by"], scores["version"], pages[2]["scores"]) == ("x", 3, None)
+    for name in ("ratio", "entropy", "log_prob"):
+        assert scores[name] == [values[name]] * count
+    assert scores["image_reliance"] == reliances and scores["top"] == [[["a", -0.1], ["b", -2.0]]] * count
     found = read_columns(tmp_path / "site")
     assert [row["image_reliance"] for row in found] == [1.0, None, None]  # the second was not scored without images
     assert [row["entropy"] for row in found] == [0.25, 1.0, None]
+    number, place = pages[0]["last_image"]
+    drawn = base64.b64decode(read_script(tmp_path / "site" / "data" / "images" / f"{number}.js")[place])
+    assert drawn == task_of("sokoban").report.last_image(first.images[-1], first.turns[-1])
 
 
 def test_the_table_of_tokens(tmp_path: Path) -> None:
-    """Against a loop over all sampled tokens; of equal gaps the first one is the widest."""
+    """Against pandas; of equal gaps the first one is the widest."""
     episodes = play_groups(0.6, groups=2, size=3)
     noise = np.random.default_rng(0)
-    for episode in episodes:
+    parts = []
+    for row, episode in enumerate(episodes):
         gaps = noise.choice(np.float32([0, 0.125, -0.25]), len(episode.token_ids)) * episode.loss_mask
         episode.old_log_probs = (episode.rollout_log_probs + gaps).astype(np.float32)
-    count = int(episodes[4].loss_mask.sum())
-    reliances = noise.normal(size=count).astype(np.float32).tolist()
+        columns = {"id": episode.token_ids, "log_prob": episode.rollout_log_probs.astype(float)}
+        columns["gap"] = episode.old_log_probs.astype(float) - columns["log_prob"]
+        parts.append(pd.DataFrame(columns).assign(row=row, at=range(len(gaps)))[episode.loss_mask == 1])
+    reliances = noise.normal(size=len(parts[4])).astype(np.float32).tolist()
+    parts[4]["image_reliance"] = reliances
     outputs = store(tmp_path, episodes, "train_sokoban", "default")
     store_scores(tmp_path, "token_scores", rows_of_scores(episodes[4], image_reliance=reliances), TOKEN_SCORES)
     write_site(tmp_path / "site", [open_run(outputs)])
     table = read_script(tmp_path / "site" / "data" / "tokens.js")["train_sokoban/default"]
-    places: dict[int, list[tuple[int, int]]] = {}
-    for row, episode in enumerate(episodes):
-        for at in np.flatnonzero(episode.loss_mask).tolist():
-            places.setdefault(int(episode.token_ids[at]), []).append((row, at))
-    assert table["id"] == sorted(places, key=lambda token: (-len(places[token]), token))
-    of_scored = dict(zip(np.flatnonzero(episodes[4].loss_mask).tolist(), reliances, strict=True))
+    tokens = pd.concat(parts, ignore_index=True)
+    counts = tokens["id"].value_counts()
+    assert table["id"] == sorted(counts.index, key=lambda token: (-counts[token], token))
     for number, token in enumerate(table["id"]):
-        own = places[token]
-        gaps = [float(episodes[row].old_log_probs[at]) - float(episodes[row].rollout_log_probs[at]) for row, at in own]
-        assert table["count"][number] == len(own)
-        means = np.mean([episodes[row].rollout_log_probs[at] for row, at in own]), np.mean(np.abs(gaps))
-        assert (table["log_prob"][number], table["gap"][number]) == pytest.approx(means, rel=1e-4)
-        widest = max(range(len(own)), key=lambda one: abs(gaps[one]))
-        assert table["widest"][number] == pytest.approx(gaps[widest], rel=1e-4) and table["at"][number] == [
-            *own[widest]
-        ]
-        scored = [of_scored[at] for row, at in own if row == 4]
-        assert table["scored"][number] == len(scored)
-        wanted = pytest.approx(np.mean(scored), rel=1e-4) if scored else None
-        assert table["image_reliance"][number] == wanted
+        own = tokens[tokens["id"] == token]
+        widest = own.loc[own["gap"].abs().idxmax()]
+        reliance = own["image_reliance"].mean() if own["image_reliance"].count() else None
+        wanted = {"count": len(own), "log_prob": own["log_prob"].mean(), "gap": own["gap"].abs().mean()}
+        wanted |= {"widest": widest["gap"], "scored": own["image_reliance"].count(), "image_reliance": reliance}
+        assert {name: table[name][number] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+        assert table["at"][number] == [widest["row"], widest["at"]]
 
 
 @pytest.fixture
@@ -312,27 +273,33 @@ def test_losses_without_images_by_kind() -> None:
     assert sites.describe_ablations(None) == sites.describe_ablations({"task": "sokoban", "rows": rows}) == []
 
 
-def test_hostile_texts_are_strings(tmp_path: Path) -> None:
+def test_hostile_texts_are_strings_and_what_is_missing_is_null(tmp_path: Path) -> None:
     """`read_script` checks that no script holds a sign that could end it; here, that the texts come out whole."""
-    episode = make_hostile(answer_groups("geo3k", groups=1, size=1)[0])
-    write_site(tmp_path / "site", [open_run(store(tmp_path, [episode], "train_geo3k", "default"))])
-    chunk = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")
-    check_page(tmp_path / "site", chunk, chunk["episodes"][0], episode)
-    assert chunk["episodes"][0]["error"] == HOSTILE
-    assert read_columns(tmp_path / "site")[0]["difficulty"] == HOSTILE
+    hostile, empty = make_hostile(answer_groups("geo3k", groups=1, size=1)[0]), make_trajectories(1)[0]
+    empty.status, empty.reward, empty.advantage, empty.trained = "aborted", None, None, False
+    empty.loss_mask[:] = 0
+    empty.rollout_log_probs[:] = 0
+    empty.old_log_probs = None
+    runs = [open_run(store(tmp_path, [hostile], "train_geo3k", "default"))]
+    runs.append(open_run(store(tmp_path, [empty], "train_sokoban", "default")))
+    write_site(tmp_path / "site", runs)
+    rows = read_columns(tmp_path / "site")
+    chunks = [read_script(tmp_path / "site" / "data" / "episodes" / f"{row['chunk']}.js") for row in rows]
+    first, second = (chunk["episodes"][row["place"]] for chunk, row in zip(chunks, rows, strict=True))
+    check_page(tmp_path / "site", chunks[0], first, hostile)
+    assert first["error"] == rows[0]["difficulty"] == HOSTILE
+    assert (second["mask"], second["log_probs"], second["gaps"]) == ([], [], None)
+    assert (rows[1]["reward"], rows[1]["mean_log_prob"], rows[1]["status"]) == (None, None, "aborted")
 
 
-def test_an_episode_without_responses_or_reward(tmp_path: Path) -> None:
-    episode = make_trajectories(1)[0]
-    episode.status, episode.reward, episode.advantage, episode.trained = "aborted", None, None, False
-    episode.loss_mask[:] = 0
-    episode.rollout_log_probs[:] = 0
-    episode.old_log_probs = None
-    write_site(tmp_path / "site", [open_run(store(tmp_path, [episode], "train_sokoban", "default"))])
-    page = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"][0]
-    assert (page["mask"], page["log_probs"], page["gaps"]) == ([], [], None)
-    row = read_columns(tmp_path / "site")[0]
-    assert (row["reward"], row["mean_log_prob"], row["status"]) == (None, None, "aborted")
+@pytest.fixture(scope="module")
+def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> BrowsedRun:
+    """A run with eight episodes of each iteration, and a validation."""
+    root = tmp_path_factory.mktemp("three")
+    for iteration in range(3):
+        outputs = store(root, make_trajectories(8, iteration=iteration), "train_sokoban", "default")
+    store(root, make_trajectories(8, evaluation=True), "train_sokoban", "default", "eval_trajectories")
+    return open_run(outputs)
 
 
 @pytest.mark.parametrize(
@@ -346,11 +313,8 @@ def test_an_episode_without_responses_or_reward(tmp_path: Path) -> None:
         (1, {"validation": 4}),  # never less than a group
     ],
 )
-def test_which_episodes_have_a_page(pages: int | None, shown: dict[str, int], tmp_path: Path) -> None:
-    for iteration in range(3):
-        outputs = store(tmp_path, make_trajectories(8, iteration=iteration), "train_sokoban", "default")
-    store(tmp_path, make_trajectories(8, evaluation=True), "train_sokoban", "default", "eval_trajectories")
-    index = open_run(outputs).index
+def test_which_episodes_have_a_page(pages: int | None, shown: dict[str, int], three_iterations: BrowsedRun) -> None:
+    index = three_iterations.index
     chosen = index.filter(pa.array(choose_pages(index, pages)))
     assert dict(zip(*np.unique(chosen["split"].to_pylist(), return_counts=True), strict=True)) == shown
     groups = {(row["split"], row["iteration"], row["group_index"]) for row in chosen.to_pylist()}
@@ -359,21 +323,12 @@ def test_which_episodes_have_a_page(pages: int | None, shown: dict[str, int], tm
         assert {iteration for split, iteration, _ in groups if split == "train"} == {0, 2}  # evenly spread
 
 
-def test_the_list_has_the_episodes_without_a_page_too(tmp_path: Path) -> None:
-    run = open_run(store(tmp_path, make_trajectories(8), "train_sokoban", "default"))
-    assert write_site(tmp_path / "site", [run], pages=4)["pages"] == 4
-    assert [row["chunk"] for row in read_columns(tmp_path / "site")] == [0] * 4 + [-1] * 4
-
-
-def test_iterations_limit_training_alone(tmp_path: Path) -> None:
-    for iteration in range(3):
-        outputs = store(tmp_path, make_trajectories(4, iteration=iteration), "train_sokoban", "default")
-    store(tmp_path, make_trajectories(4, evaluation=True), "train_sokoban", "default", "eval_trajectories")
-    found = open_run(outputs).within(1, 1).index
-    assert sorted(zip(found["split"].to_pylist(), found["iteration"].to_pylist(), strict=True)) == [
-        *[("train", 1)] * 4,
-        *[("validation", 0)] * 4,
-    ]
+def test_iterations_limit_training_alone(three_iterations: BrowsedRun) -> None:
+    found = three_iterations.within(1, 1).index
+    assert Counter(zip(found["split"].to_pylist(), found["iteration"].to_pylist(), strict=True)) == {
+        ("train", 1): 8,
+        ("validation", 0): 8,
+    }
 
 
 PLACES = [
@@ -386,15 +341,15 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "names", "count"), PLACES, ids=[place for place, *_ in PLACES])
-def test_runs_are_found_at_any_level(place: str, names: list[str], count: int, tmp_path: Path) -> None:
+def test_runs_are_found_at_any_level(tmp_path: Path) -> None:
     for iteration in range(2):
         store(tmp_path, make_trajectories(4, iteration=iteration), "train_sokoban", "default")
     store(tmp_path, make_trajectories(4), "train_sokoban", "seed2")
-    runs = find_runs([tmp_path / place])
-    assert [run.name for run in runs] == names and sum(run.index.num_rows for run in runs) == count
-    again = find_runs([tmp_path / place, tmp_path / place])  # named twice, found once; index files are there now
-    assert [run.index.num_rows for run in again] == [run.index.num_rows for run in runs]
+    for place, names, count in PLACES:
+        runs = find_runs([tmp_path / place])
+        assert [run.name for run in runs] == names and sum(run.index.num_rows for run in runs) == count
+        again = find_runs([tmp_path / place, tmp_path / place])  # named twice, found once; index files are there now
+        assert [run.index.num_rows for run in again] == [run.index.num_rows for run in runs]
 
 
 def test_a_file_on_its_own_is_a_run(tmp_path: Path) -> None:
@@ -408,19 +363,13 @@ def test_a_file_on_its_own_is_a_run(tmp_path: Path) -> None:
     assert [row["split"] for row in read_columns(tmp_path / "site")] == ["episodes"] * 4
 
 
-def test_nothing_to_browse(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for path, text in ((tmp_path / "empty", "no trajectory files"), (tmp_path / "none", "does not exist")):
+def test_nothing_to_browse(tmp_path: Path, three_iterations: BrowsedRun) -> None:
+    for path, text in ((tmp_path, "no trajectory files"), (tmp_path / "none", "does not exist")):
         with pytest.raises(NothingToBrowseError, match=text):
             find_runs([path])
-    none = BrowsedRun("train_sokoban/default", open_index(tmp_path).slice(0, 0), tmp_path)
+    none = replace(three_iterations, index=three_iterations.index.slice(0, 0))
     with pytest.raises(NothingToBrowseError, match="train_sokoban/default: no episodes"):
         write_site(tmp_path / "site", [none])
-
-
-def open_index(root: Path) -> pa.Table:
-    """Index of four episodes."""
-    return open_run(store(root, make_trajectories(4), "train_sokoban", "default")).index
 
 
 def test_the_command_writes_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

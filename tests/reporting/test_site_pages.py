@@ -153,6 +153,12 @@ def address(episode: Trajectory, **more: Any) -> str:
     return f"#/episode?run={RUN}&id={episode.trajectory_id}{further}"
 
 
+def go(page: Page, route: str, shown: str) -> None:
+    """Follow a route and wait until an element of the page there is shown."""
+    page.follow(route)
+    page.wait(f"document.querySelector({json.dumps(shown)}) !== null")
+
+
 def count_of(page: Page) -> int:
     """Episodes that the list says it shows."""
     return int(page.text(".summary strong").replace(",", ""))
@@ -206,8 +212,7 @@ def test_the_list_is_sorted_and_its_filters_write_the_query(page: Page) -> None:
 
 def test_an_episode_shows_what_is_stored(page: Page, episodes: list[Trajectory]) -> None:
     episode = max(episodes, key=lambda one: len(one.turns))
-    page.follow(address(episode))
-    page.wait("document.querySelectorAll('.turn').length > 0")
+    go(page, address(episode), ".turn")
     own = [turn for turn in episode.turns if turn.role == "assistant"]
     assert page.texts(".turn .text pre") == [turn.text for turn in episode.turns if turn.text]
     assert page.texts(".turn .action") == [turn.action for turn in own]
@@ -222,8 +227,7 @@ def test_an_episode_shows_what_is_stored(page: Page, episodes: list[Trajectory])
 
 def test_channels_and_tokens(page: Page, episodes: list[Trajectory]) -> None:
     episode = episodes[5]
-    page.follow(address(episode))
-    page.wait("document.querySelectorAll('.tok.made').length > 0")
+    go(page, address(episode), ".tok.made")
     pressed = "document.querySelector('.channels [aria-pressed=true]').innerText"
     assert page.run(pressed) == "log-prob"
     levels = "[...document.querySelectorAll('.tok.made')].map(one => Number(one.style.getPropertyValue('--level')))"
@@ -344,8 +348,7 @@ def test_the_occlusion_map_lies_over_its_image(page: Page, episodes: list[Trajec
 
 
 def test_the_token_with_the_widest_gap(page: Page, episodes: list[Trajectory]) -> None:
-    page.follow(f"#/tokens?run={RUN}&sort=-widest")
-    page.wait("document.querySelector('.tokens tbody tr') !== null")
+    go(page, f"#/tokens?run={RUN}&sort=-widest", ".tokens tbody tr")
     assert page.texts(".tokens tbody tr td:nth-child(6)")[0] == "−0.5"
     page.click(".tokens tbody tr td:nth-child(6) a")
     page.wait("document.querySelector('.detail') !== null")
@@ -398,8 +401,7 @@ def test_tokens_are_counted_and_filtered(page: Page, episodes: list[Trajectory])
 
 
 def test_kinds_that_lose_most_without_images_come_first(page: Page) -> None:
-    page.follow(f"#/images?run={RUN}")
-    page.wait("document.querySelector('.images tbody tr') !== null")
+    go(page, f"#/images?run={RUN}", ".images tbody tr")
     assert [line.split("\t") for line in page.texts(".images tr")[1:]] == [
         ["b", "4", "100.0 %", "0.0 %", "−100 points"],
         ["a", "4", "25.0 %", "25.0 %", "0 points"],
@@ -408,8 +410,7 @@ def test_kinds_that_lose_most_without_images_come_first(page: Page) -> None:
 
 
 def test_a_breakdown_by_the_use_of_the_image(page: Page, episodes: list[Trajectory]) -> None:
-    page.follow(f"#/list?q=run:{RUN} split:train&by=difficulty&of=image_reliance")
-    page.wait("document.querySelector('.breakdown tbody tr') !== null")
+    go(page, f"#/list?q=run:{RUN} split:train&by=difficulty&of=image_reliance", ".breakdown tbody tr")
     found = {line.split("\t")[0]: line.split("\t")[-1] for line in page.texts(".breakdown tbody tr")}
     count = int(episodes[SCORED].loss_mask.sum())
     mean = np.mean([RELIANCES[at % 3] for at in range(count)])
@@ -418,53 +419,39 @@ def test_a_breakdown_by_the_use_of_the_image(page: Page, episodes: list[Trajecto
 
 
 def test_keys(page: Page, episodes: list[Trajectory]) -> None:
-    page.press("j", "j", "k")
-    page.wait("document.querySelector('.row.on').dataset.at === '1'")
-    page.press("Enter")
-    page.wait("route.page === 'episode' && openEpisode !== null")
-    assert page.run("route.args.id") == episodes[1].trajectory_id
-    page.press("j")
-    page.wait(f"route.args.id === {json.dumps(episodes[2].trajectory_id)} && openEpisode?.row === 2")
-    page.press("ArrowRight")
-    page.wait("route.args.turn === '1' || route.args.turn === 1")
-    page.press("u")
-    page.wait("route.page === 'list' && document.querySelector('#search') !== null")
-    page.press("/")
-    page.wait("document.activeElement.id === 'search'")
-    page.press("x")
-    page.wait("route.args.q === 'x'")
-    page.press("Escape", "?")
-    page.wait("document.querySelector('.keys') !== null")
+    """`j` and `k` go through a list, Space plays, `.` and `,` go through tokens, `g` and `t` open group and task."""
+    first, second = np.flatnonzero(episodes[2].loss_mask)[:2].tolist()
+    for keys, state in (
+        ("jjk", "document.querySelector('.row.on').dataset.at === '1'"),
+        (["Enter"], f"route.args.id === '{episodes[1].trajectory_id}' && openEpisode?.row === 1"),
+        ("j", f"route.args.id === '{episodes[2].trajectory_id}' && openEpisode?.row === 2"),
+        (["ArrowRight"], "Number(route.args.turn) === 1"),
+        (" ", "player.timer !== null"),
+        (" ", "player.timer === null"),
+        ("..", f"Number(route.args.token) === {second}"),
+        (",", f"Number(route.args.token) === {first}"),
+        ("g", "route.page === 'group' && document.querySelector('.tree') !== null"),
+        ("u", "route.page === 'list' && document.querySelector('.row.on') !== null"),
+        (["Enter"], "route.page === 'episode' && openEpisode?.row === 2"),
+        ("t", f"route.page === 'task' && route.args.id === '{episodes[2].task_id}'"),
+        ("u", "route.page === 'list' && document.querySelector('#search') !== null"),
+        ("/", "document.activeElement.id === 'search'"),
+        ("x", "route.args.q === 'x'"),
+        (["Escape", "?"], "document.querySelector('.keys') !== null"),
+    ):
+        page.press(*keys)
+        page.wait(state)
 
 
-def test_keys_of_an_episode(page: Page, episodes: list[Trajectory]) -> None:
-    """Space plays, the comma goes back a token, `c` goes round the channels, `g` and `t` open group and task."""
-    episode = open_scored(page, episodes)
-    page.press(" ")
-    page.wait("player.timer !== null")
-    page.press(" ")
-    page.wait("player.timer === null")
-    first, second = np.flatnonzero(episode.loss_mask)[:2].tolist()
-    page.press(".", ".")
-    page.wait(f"Number(route.args.token) === {second}")
-    page.press(",")
-    page.wait(f"Number(route.args.token) === {first}")
-    pressed = "document.querySelector('.channels [aria-pressed=true]').innerText"
-    before, seen = page.run(pressed), []
-    for _ in page.texts(".channels [aria-label='Channel of the tokens'] button:enabled"):
+def test_a_key_goes_round_the_channels(page: Page, episodes: list[Trajectory]) -> None:
+    open_scored(page, episodes)
+    pressed, seen = "document.querySelector('.channels [aria-pressed=true]').innerText", []
+    before, names = page.run(pressed), page.texts(".channels [aria-label='Channel of the tokens'] button:enabled")
+    for _ in names:
         page.press("c")
         page.run("m.redraw.sync()")
         seen.append(page.run(pressed))
-    assert seen[-1] == before and sorted(seen) == sorted(
-        page.texts(".channels [aria-label='Channel of the tokens'] button:enabled")
-    )
-    page.press("g")
-    page.wait("route.page === 'group' && document.querySelector('.tree') !== null")
-    page.run("history.back()")
-    page.wait("route.page === 'episode' && openEpisode !== null")
-    page.press("t")
-    page.wait("route.page === 'task' && document.querySelector('.task .seen') !== null")
-    assert page.run("route.args.id") == episode.task_id
+    assert seen[-1] == before and sorted(seen) == sorted(names)
 
 
 LINKED = {
@@ -580,12 +567,11 @@ def branches(samples: list[Trajectory], start: int = 0) -> list[tuple[int, ...]]
 
 def test_the_tree_of_a_group(page: Page, episodes: list[Trajectory]) -> None:
     group = [one for one in episodes if (one.iteration, one.group_index) == (1, 1)]
-    page.follow(f"#/group?run={RUN}&id={group[2].trajectory_id}")
-    page.wait("document.querySelectorAll('.tree .node').length > 0")
+    go(page, f"#/group?run={RUN}&id={group[2].trajectory_id}", ".tree .node")
     numbers = "one.samples.map(({row}) => cell('sample_index', row))"
     collect = f"(node) => node.children.flatMap(one => [{numbers}, ...collect(one)])"
     nodes = page.run(
-        f"(async () => {{ const collect = {collect}; const group = await loadGroup({index_of(page, group[2])});"
+        f"(async () => {{ const collect = {collect}; const group = await loadGroup({episodes.index(group[2])});"
         "return collect(group.tree); })()"
     )
     assert sorted(map(tuple, nodes)) == sorted(branches(group))
@@ -602,29 +588,22 @@ def test_the_tree_of_a_group(page: Page, episodes: list[Trajectory]) -> None:
     page.wait("route.page === 'episode'")
 
 
-def index_of(page: Page, episode: Trajectory) -> int:
-    row: int = page.run(f"findRow('{RUN}', {json.dumps(episode.trajectory_id)})")
-    return row
-
-
 def test_tasks_and_when_they_were_first_solved(page: Page, episodes: list[Trajectory]) -> None:
     first: dict[str, int] = {}
-    for one in sorted(episodes, key=lambda one: one.iteration):
+    for one in episodes:  # by iteration
         if one.metrics["success"] >= 0.5:
             first.setdefault(one.task_id, one.iteration)
     late = {task: number for task, number in first.items() if number >= 1}
     assert late, "a skill of 0.2 solves none of the levels at once"
-    page.follow(f"#/tasks?q=run:{RUN} split:train&sort=first&after=1")
-    page.wait("document.querySelector('.tasks tbody tr') !== null")
+    go(page, f"#/tasks?q=run:{RUN} split:train&sort=first&after=1", ".tasks tbody tr")
     found = page.run("chooseTasks(route.args).map(one => [cell('task_id', one.row), one.first])")
     assert dict(found) == late and [number for _, number in found] == sorted(late.values())
     page.click(".tasks tbody a")
     page.wait("route.page === 'task' && document.querySelector('.task .seen') !== null")
     task, number = found[0]
     assert task in page.text("h1") and f"policy version {number}" in page.text("section .summary")
+    own = f"[...document.querySelectorAll('section')].find(one => one.innerText.startsWith('{RUN}, train'))"
     attempts = [one for one in episodes if one.task_id == task]
-    sections = "[...document.querySelectorAll('section')]"
-    own = f"{sections}.find(one => one.innerText.startsWith('{RUN}, train'))"
     assert page.run(f"{own}.querySelectorAll('.answer').length") == len(attempts)
 
 
@@ -642,32 +621,24 @@ def test_numbers_are_those_of_the_reports(page: Page) -> None:
 
 
 def test_two_runs_compared(page: Page, held_out: dict[str, list[Trajectory]]) -> None:
-    sampled = {
-        run: {one.task_id: one for one in own if "sampled" in one.trajectory_id} for run, own in held_out.items()
-    }
-    solved = {run: {task: one.metrics["success"] >= 0.5 for task, one in own.items()} for run, own in sampled.items()}
-    kinds = {(True, True): "both", (True, False): "loss", (False, True): "win", (False, False): "neither"}
-    wanted = Counter(kinds[solved["default"][task], solved["seed2"][task]] for task in sampled["default"])
-    page.follow("#/compare")
-    page.wait("document.querySelector('.verdict') !== null")
-    found = page.run("sumPairs(comparedTasks(...chooseSides(listSides(), {})))")
-    assert {kind: found[kind] for kind in ("win", "loss", "both", "neither")} == {
-        **dict.fromkeys(kinds.values(), 0),
-        **wanted,
-    }
-    gains = [0, 0]
-    for task, one in sampled["default"].items():
-        gains[one.group_index % 2] += solved["seed2"][task] - solved["default"][task]
-    assert found["p"] == pytest.approx(mcnemar(gains)) and found["single"]
-    assert found["clusters"] == 2 and "levels of 2 wall layouts. McNemar's test over clusters" in page.text(".verdict")
-    assert page.texts(".pairs tbody tr td:first-child") == [
-        f"{task[:7]}…" for task in sampled["default"] if solved["default"][task] != solved["seed2"][task]
+    default, seed2 = ([one for one in own if "sampled" in one.trajectory_id] for own in held_out.values())
+    gains = [
+        int(after.metrics["success"] - before.metrics["success"]) for before, after in zip(default, seed2, strict=False)
     ]
+    go(page, "#/compare", ".verdict")
+    found = page.run("sumPairs(comparedTasks(...chooseSides(listSides(), {})))")
+    both = sum(before.metrics["success"] and not gain for before, gain in zip(default, gains, strict=False))
+    wanted = {"win": gains.count(1), "loss": gains.count(-1), "both": both, "neither": gains.count(0) - both}
+    assert {kind: found[kind] for kind in wanted} == wanted
+    assert found["p"] == pytest.approx(mcnemar([sum(gains[at::2]) for at in (0, 1)])) and found["single"]
+    assert found["clusters"] == 2 and "levels of 2 wall layouts. McNemar's test over clusters" in page.text(".verdict")
+    differ = [f"{one.task_id[:7]}…" for one, gain in zip(default, gains, strict=False) if gain]
+    assert page.texts(".pairs tbody tr td:first-child") == differ
     assert page.texts(".compare .grid:last-of-type tbody tr")[-1].split() == ["seed", "0", "1"]  # settings that differ
     page.press("j")
     page.wait("openPair !== null")
     task = page.run("route.args.task")
-    first, second = (sampled[run][task] for run in ("default", "seed2"))
+    first, second = (next(one for one in own if one.task_id == task) for own in (default, seed2))
     moves = [[turn.action for turn in one.turns if turn.role == "assistant"] for one in (first, second)]
     assert page.texts(".pair .action") == [own[0] for own in moves]
     page.press("ArrowRight")
@@ -682,30 +653,25 @@ def test_two_runs_compared(page: Page, held_out: dict[str, list[Trajectory]]) ->
     page.wait("openPair !== null && document.querySelectorAll('.pair .frame').length === 2")
 
 
-def test_flips_of_answers_are_no_flips_of_success(page: Page, held_out: dict[str, list[Trajectory]]) -> None:
-    """Two wrong answers may differ, and two right ones too."""
+def test_sides_of_a_comparison(page: Page, episodes: list[Trajectory], held_out: dict[str, list[Trajectory]]) -> None:
+    """Two wrong answers may differ, and two right ones too. Pairs of several samples: the test is over tasks."""
+    chosen = "sumPairs(comparedTasks(...chooseSides(listSides(), route.args)))"
     side = "train_sokoban/{}|evaluation|0".format
-    page.follow(f"#/compare?a={side('default')}&b={side('seed2')}&show=answers")
-    page.wait("document.querySelector('.pairs tbody tr') !== null")
-    found = page.run("sumPairs(comparedTasks(...chooseSides(listSides(), route.args)))")
-    index = [read_index_of(one) for one in held_out.values()]
-    differ = {task for task, answer in index[0].items() if answer != index[1][task]}
+    go(page, f"#/compare?a={side('default')}&b={side('seed2')}&show=answers", ".pairs tbody tr")
+    found = page.run(chosen)
+    first, second = (read_answers(one) for one in held_out.values())
+    differ = {task for task, answer in first.items() if answer != second[task]}
     assert found["differ"] == len(differ) != found["win"] + found["loss"]
     assert {text.rstrip("…") for text in page.texts(".pairs tbody code")} == {task[:7] for task in differ}
-
-
-def read_index_of(episodes: list[Trajectory]) -> dict[str, str | None]:
-    """Answers of the sampled episodes by task id, as the index has them."""
-    table = build_index(trajectories_to_table(episodes, CONTEXT), Place("a", "b", "evaluation", "c"), task_of)
-    rows = zip(table["task_id"].to_pylist(), table["answer"].to_pylist(), table["greedy"].to_pylist(), strict=True)
-    return {task: answer for task, answer, greedy in rows if not greedy}
-
-
-def test_versions_of_one_run_compared_task_by_task(page: Page, episodes: list[Trajectory]) -> None:
-    """Pairs of several samples: the test is over tasks."""
-    side = f"{RUN}|train|all"
-    page.follow(f"#/compare?a={side}&b={side}&show=all")
-    page.wait("document.querySelector('.verdict') !== null")
-    found = page.run(f"sumPairs(comparedTasks(...chooseSides(listSides(), {{a: '{side}', b: '{side}'}})))")
+    whole = f"{RUN}|train|all"
+    page.follow(f"#/compare?a={whole}&b={whole}&show=all")
+    page.wait(f"route.args.a === '{whole}' && (m.redraw.sync(), true)")
+    found = page.run(chosen)
     assert (found["pairs"], found["win"], found["loss"], found["p"]) == (len(episodes), 0, 0, 1)
     assert "McNemar's test over clusters" in page.text(".verdict")
+
+
+def read_answers(episodes: list[Trajectory]) -> dict[str, str | None]:
+    """Answers of the sampled episodes by task id, as the index has them."""
+    table = build_index(trajectories_to_table(episodes, CONTEXT), Place("a", "b", "evaluation", "c"), task_of)
+    return {row["task_id"]: row["answer"] for row in table.to_pylist() if not row["greedy"]}

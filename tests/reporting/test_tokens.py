@@ -24,15 +24,12 @@ def test_pieces_partition_the_tokens(turns, response, observation, seed):
 
 
 def test_texts_and_line_ends():
+    """Without a tokenizer the ids are shown."""
     episode = play(make_levels(48)[1], 1.0, "x/sampled", 0)
     user, assistant = token_turns(episode, PAD, token_texts)[:2]
     assert [piece.text for piece in user.pieces[:4]] == ["<|im_start|>", "user", "↵", "image"]
     assert user.pieces[3].length == PADS
     assert "".join(piece.text for piece in assistant.pieces).startswith("<answer>")
-
-
-def test_without_tokenizer_or_pad_id_the_ids_are_shown():
-    episode = play(make_levels(48)[1], 1.0, "x/sampled", 0)
     assert str(PAD) in [piece.text for piece in token_turns(episode)[0].pieces]
 
 
@@ -44,14 +41,11 @@ def test_advantage_is_the_turns_own_or_the_episodes():
     assert token_turns(episode)[0].advantage is None
 
 
-def test_missing_tokenizer_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json does not exist; give the folder of a policy"):
-        read_token_texts(tmp_path)
-
-
 def test_texts_of_a_stored_tokenizer(tmp_path):
     from tokenizers import Tokenizer, decoders, models
 
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json does not exist; give the folder of a policy"):
+        read_token_texts(tmp_path)
     tokenizer = Tokenizer(models.BPE(vocab={"Up": 0, "Ġ": 1, "Ã": 2}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
