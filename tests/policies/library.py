@@ -12,6 +12,8 @@ from torch import Tensor
 from geo_sokoban_pipeline.grpo.loss import token_log_probs
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
+from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from stock_pixels import pixel_values
 
@@ -36,6 +38,29 @@ def library_inputs(policy: Policy, token_ids: np.ndarray, images: Sequence[Encod
         inputs["pixel_values"] = torch.from_numpy(pixels)
         inputs["image_grid_thw"] = torch.tensor([image.grid for image in images])
     return inputs
+
+
+def conversation(policy: Policy, sizes: Sequence[tuple[int, int]]) -> tuple[np.ndarray, list[EncodedImage]]:
+    """Token ids of a conversation with images of these sizes, and the images."""
+    images = read_noise(policy, sizes)
+    pad, mark = policy.codec.image_pad_id, policy.tokenizer.convert_tokens_to_ids("<|vision_start|>")
+    ids = [5, 6, 7]
+    for image in images:
+        ids += [mark, *[pad] * image.token_count(2), mark + 1, 8, 9]
+    return np.array(ids, np.int32), images
+
+
+def build_samples(policy: Policy) -> list[TrainSample]:
+    """Samples with two images, one, and none; each with three targets and another advantage."""
+    found = []
+    for number, sizes in enumerate(([(96, 96), (32, 64)], [(64, 32)], [])):
+        ids, images = conversation(policy, sizes)
+        positions, _ = extend_positions(ids, [image.grid for image in images], policy.codec.image_pad_id, 2)
+        names = ("old_log_probs", "rollout_log_probs", "advantages")
+        values = {name: np.full(3, number - 1.0, np.float32) for name in names}
+        targets, labels = np.array([1, 2, len(ids) - 1]), np.array([20, 21, 22])
+        found.append(TrainSample(ids.astype(np.int64), positions, targets, labels, images, **values))
+    return found
 
 
 @torch.no_grad()

@@ -57,36 +57,23 @@ def test_prompt_is_the_rendering(codec):
     pads = "<|image_pad|>" * PADS
     expected = f"<|im_start|>user\nA<|vision_start|>{pads}<|vision_end|>B<|im_end|>\n<|im_start|>assistant\n"
     assert codec.decode(ids) == expected
-    assert (ids == codec.image_pad_id).sum() == PADS
-    assert ids.dtype == np.int32
-
-
-def test_string_content_and_system_turns(codec):
+    assert (ids == codec.image_pad_id).sum() == PADS and ids.dtype == np.int32
     ids = codec.encode_prompt([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}], [])
-    assert codec.decode(ids) == (
-        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
-    )
+    expected = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    assert codec.decode(ids) == expected
 
 
-@pytest.mark.parametrize("separator", [True, False])
-def test_observation_is_the_delta(codec, separator):
-    ids = codec.encode_observation(user("OBS"), [], separator=separator)
-    delta = "<|im_start|>user\nOBS<|im_end|>\n<|im_start|>assistant\n"
-    assert codec.decode(ids) == ("\n" if separator else "") + delta
-
-
-def test_without_separator_exactly_one_newline_is_missing(codec):
+def test_observation_is_the_delta_and_without_separator_one_newline_is_missing(codec):
     """Worked example 13.3: ChatML prompt + `A<|im_end|>` + delta."""
-    prompt = codec.encode_prompt([user("P")], [])
-    response = codec.encode_text("A<|im_end|>")
+    prompt, response = codec.encode_prompt([user("P")], []), codec.encode_text("A<|im_end|>")
     full = codec.render([user("P"), {"role": "assistant", "content": "A"}, user("OBS")])
-    short, whole = (
-        codec.decode(np.concatenate([prompt, response, codec.encode_observation(user("OBS"), [], separator=separator)]))
-        for separator in (False, True)
-    )
-    assert whole == full
-    assert len(full) - len(short) == 1
-    assert short == full.replace("A<|im_end|>\n", "A<|im_end|>")
+    for separator, newline, whole in (
+        (True, "\n", full),
+        (False, "", full.replace("A<|im_end|>\n", "A<|im_end|>")),
+    ):
+        ids = codec.encode_observation(user("OBS"), [], separator=separator)
+        assert codec.decode(ids) == f"{newline}<|im_start|>user\nOBS<|im_end|>\n<|im_start|>assistant\n"
+        assert codec.decode(np.concatenate([prompt, response, ids])) == whole
 
 
 @given(
@@ -135,18 +122,15 @@ def test_tool_calls_of_a_message_are_not_lost_to_the_cache(qwen):
     assert '<tool_call>\n{"name": "calc_score"' in texts[1]
 
 
-def test_a_text_that_imitates_an_image_is_refused_and_does_not_spoil_the_next(codec):
+def test_grids_must_match_the_images(codec):
+    """A text that imitates an image is refused, and does not spoil the next prompt."""
     with pytest.raises(ValueError, match="holds 1 images, but 0 were given"):
         codec.encode_prompt([user("<|image_pad|>")], [])
     codec.encode_prompt([user("x<|image_pad|>")], [GRID])
-    ids = codec.encode_prompt([user("x", None)], [GRID])
-    assert "<|vision_start|>" in codec.decode(ids)
-
-
-@pytest.mark.parametrize("grids", [[], [GRID, GRID]])
-def test_grids_must_match_the_images(codec, grids):
-    with pytest.raises(ValueError, match=f"holds 1 images, but {len(grids)} were given"):
-        codec.encode_prompt([user(None, "A")], grids)
+    assert "<|vision_start|>" in codec.decode(codec.encode_prompt([user("x", None)], [GRID]))
+    for grids in ([], [GRID, GRID]):
+        with pytest.raises(ValueError, match=f"holds 1 images, but {len(grids)} were given"):
+            codec.encode_prompt([user(None, "A")], grids)
 
 
 def test_equal_messages_are_encoded_once_per_size(codec):
@@ -166,17 +150,14 @@ def test_responses_lose_their_end_token_alone(codec):
 
 
 def test_hashes_tell_tokenizers_and_templates_apart(tiny):
-    tokenizer = build_tokenizer(300, "sokoban")
-    other = ChatCodec(tokenizer, 2).hashes()
-    assert other["tokenizer"] != tiny.hashes()["tokenizer"]
-    assert other["template"] == tiny.hashes()["template"]
+    other = ChatCodec(build_tokenizer(300, "sokoban"), 2).hashes()
+    assert [other[name] == tiny.hashes()[name] for name in ("tokenizer", "template")] == [False, True]
 
 
 def test_a_tokenizer_without_image_marks_is_refused():
     from transformers import Qwen2Tokenizer
 
-    plain = Qwen2Tokenizer(vocab={"a": 0, "<|endoftext|>": 1}, merges=[])
-    plain.chat_template = "x"
+    plain = Qwen2Tokenizer(vocab={"a": 0, "<|endoftext|>": 1}, merges=[], chat_template="x")
     with pytest.raises(ValueError, match=r"no <\|image_pad\|>"):
         ChatCodec(plain, 2)
 
@@ -197,14 +178,9 @@ def test_placeholders(text, images, expected):
     assert join_placeholders(items) == text
 
 
-def test_a_dict_stands_for_itself():
+def test_placeholders_that_do_not_match_the_images():
     item = {"type": "image", "image": "x", "max_pixels": 100}
-    assert split_placeholders("<image>", [item])[0] is item
-
-
-@pytest.mark.parametrize(
-    ("images", "message"), [(["x"], "not enough images"), (["x", "y", "z"], "image count mismatch")]
-)
-def test_placeholder_counts(images, message):
-    with pytest.raises(AssertionError, match=message):
-        split_placeholders("A <image> B <image>", images)
+    assert split_placeholders("<image>", [item])[0] is item, "a dict stands for itself"
+    for images, message in ((["x"], "not enough images"), (["x", "y", "z"], "image count mismatch")):
+        with pytest.raises(AssertionError, match=message):
+            split_placeholders("A <image> B <image>", images)

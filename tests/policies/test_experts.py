@@ -10,28 +10,13 @@ from safetensors.torch import load_file
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.policies.experts import mix_experts
-from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy, store_in_compute_type
+from geo_sokoban_pipeline.policies.policy import Policy, save_policy, store_in_compute_type
 from geo_sokoban_pipeline.policies.weights import check_orientation
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
-from policies.mixtures import EXPERTS, HIDDEN, INNER, build_config
+from policies.mixtures import EXPERTS, HIDDEN, INNER, MIXED, build_config, published_weights
 
 LAYER = "model.language_model.layers.0.mlp.experts"
-
-
-@pytest.fixture(scope="module")
-def published(mixture, tmp_path_factory):
-    """Weights as the library saves them, turned by hand into the shapes of the hub's files."""
-    folder = tmp_path_factory.mktemp("library")
-    mixture.model.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    turned = {
-        name: torch.stack([expert.T for expert in weight]) if ".experts." in name else weight
-        for name, weight in weights.items()
-    }
-    assert tuple(turned[f"{LAYER}.gate_up_proj"].shape) == (EXPERTS, HIDDEN, 2 * INNER)
-    assert tuple(turned[f"{LAYER}.down_proj"].shape) == (EXPERTS, INNER, HIDDEN)
-    return turned
 
 
 def assert_same(ours, theirs):
@@ -40,48 +25,46 @@ def assert_same(ours, theirs):
         assert weight.shape == theirs[name].shape and torch.equal(weight, theirs[name]), name
 
 
-def test_saved_files_have_the_published_layout_and_load_everywhere(mixture, published, tmp_path):
+def copied(policy, **options):
+    return Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.image_processor, **options)
+
+
+def test_weights_have_the_published_layout_wherever_they_go(mixture, tmp_path):
+    """To files, to servers, and to folders that servers take them from; plain transformers loads the files."""
     from transformers import AutoModelForImageTextToText
 
-    save_policy(mixture, tmp_path / "first")
-    assert_same(load_file(tmp_path / "first" / "model.safetensors"), published)
-    plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "first")
+    published = published_weights(mixture, tmp_path / "library")
+    assert tuple(published[f"{LAYER}.gate_up_proj"].shape) == (EXPERTS, HIDDEN, 2 * INNER)
+    assert tuple(published[f"{LAYER}.down_proj"].shape) == (EXPERTS, INNER, HIDDEN)
+    save_policy(mixture, tmp_path / "saved")
+    assert_same(load_file(tmp_path / "saved" / "model.safetensors"), published)
+    plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved")
     assert_same(dict(plain.named_parameters()), dict(mixture.model.named_parameters()))
-    save_policy(load_policy(tmp_path / "first"), tmp_path / "second")
-    for path in (tmp_path / "first").iterdir():
-        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes(), path.name
-
-
-def test_weights_on_their_way_to_servers_have_it_too(mixture, published, tmp_path):
     backend = TorchBackend(mixture, OptimizerOptions())
-    weights = dict(backend.iter_weights())
-    assert_same(weights, published)
-    backend.weight_source().write(tmp_path / "new", 1 << 30)  # as a server takes them from a folder
+    assert_same(dict(backend.iter_weights()), published)
+    backend.weight_source().write(tmp_path / "new", 1 << 30)
     assert_same(load_file(tmp_path / "new" / "model-00000.safetensors"), published)
 
 
 def test_a_checkpoint_is_loaded_back(mixture, tmp_path):
-    trained = Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor)
-    backend = TorchBackend(trained, OptimizerOptions())
+    trained, fresh, engine = copied(mixture), copied(mixture), TransformersEngine(copied(mixture))
+    backend, resumed = (TorchBackend(policy, OptimizerOptions()) for policy in (trained, fresh))
     with torch.no_grad():
         for parameter in trained.model.parameters():
             parameter.mul_(1.5)
     backend.export(tmp_path)
     backend.save_state(tmp_path)
-    fresh = Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor)
-    resumed = TorchBackend(fresh, OptimizerOptions())
     resumed.load_state(tmp_path)
-    assert_same(dict(resumed.policy.model.named_parameters()), dict(trained.model.named_parameters()))
-    engine = TransformersEngine(Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor))
     engine.update_weights(backend.weight_source(), 1)
-    assert_same(dict(engine.policy.model.named_parameters()), dict(trained.model.named_parameters()))
+    for policy in (resumed.policy, engine.policy):
+        assert_same(dict(policy.model.named_parameters()), dict(trained.model.named_parameters()))
 
 
 @pytest.mark.parametrize("inner", [HIDDEN, HIDDEN // 2])
 def test_square_experts_are_refused(tiny_policy, inner):
     with pytest.raises(ValueError, match=f"moe_intermediate_size={inner}: .* do not show the layout"):
-        check_orientation(build_config(tiny_policy, moe_intermediate_size=inner))
-    check_orientation(build_config(tiny_policy))
+        check_orientation(build_config(tiny_policy, **MIXED | {"moe_intermediate_size": inner}))
+    check_orientation(build_config(tiny_policy, **MIXED))
     check_orientation(tiny_policy.model.config)
 
 
@@ -136,7 +119,7 @@ def test_experts_multiply_in_the_compute_type_and_are_chosen_in_that_of_the_weig
 
 @torch.no_grad()
 def test_rounding_the_weights_of_experts_once_changes_no_bit(mixture):
-    policy = Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor, compute="bfloat16")
+    policy = copied(mixture, compute="bfloat16")
     tokens, positions = torch.arange(8)[None] + 10, torch.arange(8).expand(3, 1, 8)
     with policy.computing():
         expected = policy.network(tokens, positions)

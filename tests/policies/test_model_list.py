@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,10 +13,9 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.launcher_env import SIZES
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
-from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
-from geo_sokoban_pipeline.training.batch import TrainSample
-from policies.test_text import conversation
+from policies.library import build_samples
+from policies.mixtures import MIXED, build_config, build_model, published_weights
 
 # Per size: query heads, key and value heads, heads of the vision tower, tied output head, experts of a token.
 FAMILY: dict[str, tuple[int, int, int, bool, int]] = {
@@ -27,80 +25,7 @@ FAMILY: dict[str, tuple[int, int, int, bool, int]] = {
     "30B-A3B": (8, 1, 4, False, 8),
     "235B-A22B": (16, 1, 4, False, 8),
 }
-HIDDEN, INNER, EXPERTS = 64, 24, 16
-TOWER = ("norm", "linear_fc1", "linear_fc2")
 BOUNDED = {"gradient_checkpointing": True, "vision_patches": 20, "logit_chunk": 3, "max_tokens": 60}
-
-
-def build_model(tiny: Policy, size: str) -> Any:
-    from transformers import AutoModelForImageTextToText, Qwen3VLConfig, Qwen3VLMoeConfig
-
-    heads, kv_heads, vision_heads, tied, chosen = FAMILY[size]
-    own = tiny.model.config
-    text = own.text_config.to_dict() | {
-        "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "tie_word_embeddings": tied,
-    }  # fmt: skip
-    if chosen:
-        text |= {"num_experts": EXPERTS, "num_experts_per_tok": chosen, "moe_intermediate_size": INNER}
-        text |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
-    vision = own.vision_config.to_dict() | {"depth": 2, "num_heads": vision_heads, "deepstack_visual_indexes": [0]}
-    vision["out_hidden_size"] = HIDDEN
-    for part in (text, vision):
-        part.pop("model_type")
-    marks = {f"{name}_token_id": getattr(own, f"{name}_token_id") for name in ("image", "video")}
-    kind = Qwen3VLMoeConfig if chosen else Qwen3VLConfig
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = kind(text_config=text, vision_config=vision, tie_word_embeddings=tied, **marks)
-        return AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-
-
-def published_shapes(size: str) -> dict[str, tuple[int, ...] | None]:
-    """Names of the tensors in the hub's files; shapes of those that have a layout of their own there."""
-    _, _, _, tied, chosen = FAMILY[size]
-    both = ("weight", "bias")
-    names = ["model.language_model.embed_tokens.weight", "model.language_model.norm.weight"]
-    names += [] if tied else ["lm_head.weight"]
-    experts: dict[str, tuple[int, ...] | None] = {}
-    for layer in range(2):
-        at = f"model.language_model.layers.{layer}"
-        names += [f"{at}.{norm}_layernorm.weight" for norm in ("input", "post_attention")]
-        names += [
-            f"{at}.self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-        ]
-        if chosen:
-            experts |= {f"{at}.mlp.gate.weight": (EXPERTS, HIDDEN)}
-            experts |= {f"{at}.mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, 2 * INNER)}
-            experts |= {f"{at}.mlp.experts.down_proj": (EXPERTS, INNER, HIDDEN)}
-        else:
-            names += [f"{at}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
-        at = f"model.visual.blocks.{layer}"
-        parts = ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2", "norm1", "norm2")
-        names += [f"{at}.{part}.{kind}" for part in parts for kind in both]
-    # What a second one gave would be added behind the last of two layers, where nothing reads it.
-    mergers = ("merger", "deepstack_merger_list.0")
-    names += [f"model.visual.{merger}.{part}.{kind}" for merger in mergers for part in TOWER for kind in both]
-    names += [
-        "model.visual.patch_embed.proj.weight",
-        "model.visual.patch_embed.proj.bias",
-        "model.visual.pos_embed.weight",
-    ]
-    return {**dict.fromkeys(names), **experts}
-
-
-def build_samples(policy: Policy) -> list[TrainSample]:
-    found = []
-    for number, sizes in enumerate(([(96, 96), (32, 64)], [(64, 32)], [])):
-        ids, images = conversation(policy, sizes)
-        positions, _ = extend_positions(ids, [image.grid for image in images], policy.codec.image_pad_id, 2)
-        targets = np.array([1, 2, len(ids) - 1])
-        values = {
-            name: np.full(3, number - 1.0, np.float32) for name in ("old_log_probs", "rollout_log_probs", "advantages")
-        }
-        labels = np.array([20, 21, 22])
-        found.append(TrainSample(ids.astype(np.int64), positions, targets, labels, images, **values))
-    return found
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -110,25 +35,36 @@ def size(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def thin(size: str, tiny_policy: Policy) -> Policy:
-    return Policy(build_model(tiny_policy, size), tiny_policy.tokenizer, tiny_policy.image_processor)
+    heads, kv_heads, vision_heads, tied, chosen = FAMILY[size]
+    text = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    mixed = MIXED | {"num_experts": 16, "num_experts_per_tok": chosen} if chosen else {}
+    # What a second one gave would be added behind the last of two layers, where nothing reads it.
+    vision = {"depth": 2, "num_heads": vision_heads, "deepstack_visual_indexes": [0], "out_hidden_size": 64}
+    return build_model(tiny_policy, build_config(tiny_policy, vision, tied=tied, **text, **mixed))
 
 
-def test_a_step_is_exported_under_the_hubs_names_and_loads_again(size: str, thin: Policy, tmp_path: Any) -> None:
+def copied(policy: Policy) -> Policy:
+    return Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.image_processor)
+
+
+def test_a_step_is_exported_under_the_hubs_names_and_loads_again(size: str, thin: Policy, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
-    policy = Policy(copy.deepcopy(thin.model), thin.tokenizer, thin.image_processor)
+    policy = copied(thin)
     backend = TorchBackend(policy, OptimizerOptions())
     metrics = backend.step(build_samples(policy), GrpoObjective(GrpoOptions()), 1e-3)
     assert metrics["grad_norm"] > 0 and not metrics["skipped"]
     moved = dict(policy.model.named_parameters())
     assert all(not torch.equal(moved[name], weight) for name, weight in thin.model.named_parameters())
-    backend.export(tmp_path)
-    stored, expected = load_file(tmp_path / "model.safetensors"), published_shapes(size)
-    assert set(stored) == set(expected)
-    assert {name: tuple(stored[name].shape) for name, shape in expected.items() if shape} == {
-        name: shape for name, shape in expected.items() if shape
+    backend.export(tmp_path / "ours")
+    stored, published = load_file(tmp_path / "ours/model.safetensors"), published_weights(policy, tmp_path / "theirs")
+    assert {name: weight.shape for name, weight in stored.items()} == {
+        n: weight.shape for n, weight in published.items()
     }
-    for model in (load_policy(tmp_path).model, AutoModelForImageTextToText.from_pretrained(tmp_path)):
+    layers = {name.split(".")[5] for name in stored if ".layers.1.mlp." in name}
+    assert layers == ({"experts", "gate"} if FAMILY[size][4] else {"gate_proj", "up_proj", "down_proj"})
+    assert ("lm_head.weight" in stored) != FAMILY[size][3]
+    for model in (load_policy(tmp_path / "ours").model, AutoModelForImageTextToText.from_pretrained(tmp_path / "ours")):
         for name, weight in model.named_parameters():
             assert torch.equal(weight, moved[name]), name
 
@@ -137,7 +73,7 @@ def test_gradients_are_the_same_with_the_options_that_bound_memory(thin: Policy)
     """Those of routers and experts too, which run twice with checkpointing."""
     results = []
     for changes in ({}, BOUNDED):
-        policy = Policy(copy.deepcopy(thin.model), thin.tokenizer, thin.image_processor)
+        policy = copied(thin)
         batch = build_samples(policy)
         setting = PassSetting.of(OptimizerOptions(**changes), 0.8)
         GradientPass(policy, setting).accumulate(batch, GrpoObjective(GrpoOptions()), StepSize.of(batch))

@@ -71,8 +71,9 @@ def _texts(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 def _spread(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
     for spread in (0.1, 0.02):
-        weights = tiny(initializer_range=spread).model.model.language_model.embed_tokens.weight
-        assert weights.std().item() == pytest.approx(spread, rel=0.05)
+        core = tiny(initializer_range=spread).model.model
+        for weights in (core.language_model.embed_tokens.weight, core.visual.patch_embed.proj.weight):
+            assert weights.std().item() == pytest.approx(spread, rel=0.05)
 
 
 def _pixels(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,22 @@ def folder(tiny_policy, tmp_path_factory):
     return path
 
 
-def test_plain_transformers_loads_it(tiny_policy, folder):
+def test_saved_and_loaded_are_the_same_policy(tiny_policy, folder):
+    """With plain transformers, too; the folder holds plain formats alone."""
     from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-    model = AutoModelForImageTextToText.from_pretrained(folder)
-    assert type(model).__name__ == "Qwen3VLForConditionalGeneration"
-    stored = dict(model.named_parameters())
-    for name, tensor in tiny_policy.model.named_parameters():
-        assert torch.equal(tensor, stored[name]), name
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = "<|im_start|>user\nUp<|im_end|>"
+    plain, loaded = AutoModelForImageTextToText.from_pretrained(folder), load_policy(folder)
+    assert type(plain).__name__ == "Qwen3VLForConditionalGeneration"
+    own, theirs, ours = (dict(one.named_parameters()) for one in (tiny_policy.model, plain, loaded.model))
+    for name, tensor in own.items():
+        assert torch.equal(tensor, theirs[name]) and torch.equal(tensor, ours[name]), name
+    assert loaded.table_context == tiny_policy.table_context
+    assert loaded.banned_ids.tolist() == tiny_policy.banned_ids.tolist() and not loaded.model.training
+    tokenizer, text = AutoTokenizer.from_pretrained(folder), "<|im_start|>user\nUp<|im_end|>"
     assert tokenizer(text)["input_ids"] == tiny_policy.tokenizer(text)["input_ids"]
-    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer.chat_template == (folder / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".jinja", ".safetensors"}
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
 
 
 @pytest.mark.parametrize(
@@ -45,33 +49,11 @@ def test_the_stock_processor_finds_its_files(folder, file, kind, name):
     import transformers
 
     values = json.loads((folder / file).read_text())
-    assert values[kind] == name
-    assert values["processor_class"] == "Qwen3VLProcessor"
-    assert {name, values["processor_class"]} <= set(dir(transformers))
-    expected = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
-    expected |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    expected = {kind: name, "processor_class": "Qwen3VLProcessor", "patch_size": 16, "merge_size": 2}
+    expected |= {"temporal_patch_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     assert {key: values[key] for key in expected} == expected
+    assert {name, values["processor_class"]} <= set(dir(transformers))
     assert set(values["size"]) == {"shortest_edge", "longest_edge"}
-
-
-def test_the_folder_holds_plain_formats_alone(folder):
-    assert (folder / "chat_template.jinja").read_text() == CHAT_TEMPLATE
-    assert {path.suffix for path in folder.iterdir()} == {".json", ".jinja", ".safetensors"}
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
-
-
-def test_saved_and_loaded_are_the_same_policy(tiny_policy, folder):
-    loaded = load_policy(folder)
-    assert loaded.table_context == tiny_policy.table_context
-    assert loaded.banned_ids.tolist() == tiny_policy.banned_ids.tolist()
-    assert not loaded.model.training
-    for (name, tensor), other in zip(tiny_policy.model.named_parameters(), loaded.model.parameters(), strict=True):
-        assert torch.equal(tensor, other), name
-
-
-def test_loading_in_another_type(folder):
-    loaded = load_policy(folder, dtype="bfloat16")
-    assert {tensor.dtype for tensor in loaded.model.parameters()} == {torch.bfloat16}
 
 
 def test_banned_ids(tiny_policy):
@@ -86,29 +68,19 @@ def test_banned_ids(tiny_policy):
 
 
 @pytest.mark.parametrize(
-    ("missing", "message"),
+    ("kept", "added", "message"),
     [
-        ("config.json", "no config.json"),
-        ("model.safetensors", r"no \S*\.safetensors"),
-        ("preprocessor_config.json", r"preprocessor_config\.json is missing"),
+        ("model.safetensors", {}, "no config.json"),
+        ("config.json", {}, r"no \S*\.safetensors"),
+        ("*.safetensors config.json token* chat*", {}, r"preprocessor_config\.json is missing"),
+        ("config.json", {"pytorch_model.bin": "x"}, "pickled weights .* never read"),
+        ("", {"config.json": '{"model_type": "bert"}'}, "holds a bert model; only Qwen3-VL"),
     ],
 )
-def test_what_is_missing_is_named(folder, tmp_path, missing, message):
-    for path in folder.iterdir():
-        if path.name != missing:
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(FileNotFoundError, match=message):
-        load_policy(tmp_path)
-
-
-def test_pickled_weights_are_never_read(folder, tmp_path):
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(FileNotFoundError, match="pickled weights .* never read"):
-        load_policy(tmp_path)
-
-
-def test_other_kinds_of_models_are_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError, match="holds a bert model; only Qwen3-VL"):
+def test_what_cannot_be_loaded_is_named(folder, tmp_path, kept, added, message):
+    for path in (path for pattern in kept.split() for path in folder.glob(pattern)):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for name, text in added.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
         load_policy(tmp_path)

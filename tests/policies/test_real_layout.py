@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.policies.patches import load_image_processor
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -22,18 +23,17 @@ def real_policy(shared_data, tmp_path_factory):
     return load_policy(write_thin_policy(folder, shared_data / "qwen3_vl_processor"))
 
 
-def test_banned_ids_are_marks_and_padding_rows(real_policy):
-    banned = real_policy.banned_ids.tolist()
-    assert banned == [*range(151_652, 151_657), *range(len(real_policy.tokenizer), VOCABULARY)]
-
-
-def test_template_and_processor_are_the_published_ones(real_policy, shared_data):
+def test_the_files_are_the_published_ones(real_policy, shared_data):
+    """Template and processor; marks and padding rows are banned."""
+    banned = [*range(151_652, 151_657), *range(len(real_policy.tokenizer), VOCABULARY)]
+    assert real_policy.banned_ids.tolist() == banned
     assert real_policy.codec.template == (shared_data / "qwen3_vl_processor/chat_template.jinja").read_text()
     assert real_policy.codec.decode(real_policy.codec.separator_ids) == "\n"
+    processor = load_image_processor(shared_data / "qwen3_vl_processor")
+    assert (processor.patch_size, processor.merge_size, processor.temporal_patch_size) == (16, 2, 2)
     # Its minimum of 65,536 pixels enlarges a small board: 256 × 256 pixels, 8 × 8 tokens.
     image = real_policy.reader.read(Image.new("RGB", (96, 96)))
-    assert image.grid == (1, 16, 16)
-    assert image.token_count(2) == 64
+    assert (processor.size["shortest_edge"], image.grid, image.token_count(2)) == (65_536, (1, 16, 16), 64)
 
 
 @pytest.mark.slow

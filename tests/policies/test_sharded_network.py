@@ -13,10 +13,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from geo_sokoban_pipeline.grpo.loss import SftObjective, StepSize
-from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting
-from geo_sokoban_pipeline.training.batch import TrainSample
-from policies.test_text import conversation
+from policies.library import build_samples
 
 
 @pytest.fixture
@@ -29,16 +27,6 @@ def mesh():
         yield init_device_mesh("cpu", (1,))
     finally:
         dist.destroy_process_group()
-
-
-def samples(policy):
-    found = []
-    for sizes in ([(96, 96), (32, 64)], [(64, 32)], []):
-        ids, images = conversation(policy, sizes)
-        positions, _ = extend_positions(ids, [i.grid for i in images], policy.codec.image_pad_id, 2)
-        targets = np.array([2, len(ids) - 1])
-        found.append(TrainSample(ids.astype(np.int64), positions, targets, ids[targets].astype(np.int64), images))
-    return found
 
 
 def learn(policy, batch, **setting):
@@ -72,7 +60,7 @@ def compare(policy, mesh, **setting):
         fully_shard(layer, mesh=mesh)
     fully_shard(network.language, mesh=mesh)
     fully_shard(network.vision, mesh=mesh)
-    batch = samples(policy)
+    batch = build_samples(policy)
     expected, loss = learn(plain, batch, **setting)
     found, sharded_loss = learn(sharded, batch, **setting)
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=1e-6)

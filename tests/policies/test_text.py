@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,16 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
-from policies.library import SIZES, library_inputs, read_noise
-
-
-def conversation(policy, sizes):
-    images = read_noise(policy, sizes)
-    pad, mark = policy.codec.image_pad_id, policy.tokenizer.convert_tokens_to_ids("<|vision_start|>")
-    ids = [5, 6, 7]
-    for image in images:
-        ids += [mark, *[pad] * image.token_count(2), mark + 1, 8, 9]
-    return np.array(ids, np.int32), images
+from policies.library import SIZES, conversation, library_inputs
 
 
 @torch.no_grad()
@@ -92,27 +84,17 @@ def test_wanted_states_equal_those_of_a_full_pass(policy, count, attention):
 
 
 @torch.no_grad()
-def test_a_mask_holds_at_wanted_positions_too(policy):
-    network, (tokens, positions), mask = policy.network, random_tokens(rows=2, length=8), some_mask(8)
-    wanted = torch.tensor([[7, 3], [5, 4]])
-    full = network(tokens, positions, attention_mask=mask)[torch.arange(2)[:, None], wanted]
-    few = network(tokens, positions, attention_mask=mask, wanted=wanted)
-    unmasked = network(tokens, positions, wanted=wanted)
-    torch.testing.assert_close(few, full, atol=1e-5, rtol=1e-5)
-    assert (unmasked[1] - few[1]).abs().max() > 1e-3
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("masked", [False, True])
-def test_eager_attention_gives_the_same_states(policy, masked):
+def test_a_mask_holds_at_wanted_positions_and_with_eager_attention(policy):
     """The library's own eager attention would add a mask of bools as 0 and 1, and sees the future without one."""
     network, (tokens, positions) = policy.network, random_tokens(rows=2, length=8)
-    masks = {"attention_mask": some_mask(8)} if masked else {}
-    wanted = torch.tensor([[7, 3], [5, 4]])
-    expected = [network(tokens, positions, wanted=w, **masks) for w in (None, wanted)]
-    with attending(policy, "eager"):
-        found = [network(tokens, positions, wanted=w, **masks) for w in (None, wanted)]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    wanted, states = torch.tensor([[7, 3], [5, 4]]), {}
+    for masked, attention in product((False, True), ("sdpa", "eager")):
+        masks = {"attention_mask": some_mask(8)} if masked else {}
+        with attending(policy, attention):
+            full, few = (network(tokens, positions, wanted=chosen, **masks) for chosen in (None, wanted))
+        torch.testing.assert_close(few, full[torch.arange(2)[:, None], wanted], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(full, states.setdefault(masked, full), atol=1e-5, rtol=1e-5)
+    assert (states[False] - states[True])[1, wanted[1]].abs().max() > 1e-3
 
 
 @torch.no_grad()

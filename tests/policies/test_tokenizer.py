@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -21,22 +20,15 @@ def encode(text: str) -> list[int]:
     return TOKENIZER(text, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize("move", MOVES)
-def test_a_move_response_is_four_tokens(move):
-    ids = encode(f"<answer>{move}</answer><|im_end|>")
-    assert TOKENIZER.convert_ids_to_tokens(ids) == ["<answer>", move, "</answer>", "<|im_end|>"]
-
-
-@pytest.mark.parametrize("token", [*QWEN_SPECIAL_TOKENS, *SOKOBAN.vocabulary.markup])
-def test_special_and_markup_tokens_are_whole(token):
-    assert encode(f"a{token}b")[1:-1] == [TOKENIZER.convert_tokens_to_ids(token)]
-
-
-def test_only_qwen_specials_are_special():
+def test_moves_and_marks_are_whole_tokens():
+    for move in MOVES:
+        ids = encode(f"<answer>{move}</answer><|im_end|>")
+        assert TOKENIZER.convert_ids_to_tokens(ids) == ["<answer>", move, "</answer>", "<|im_end|>"]
+    for token in (*QWEN_SPECIAL_TOKENS, *SOKOBAN.vocabulary.markup):
+        assert encode(f"a{token}b")[1:-1] == [TOKENIZER.convert_tokens_to_ids(token)]
     ids = encode("<|im_start|><answer>Up</answer><|vision_start|><|image_pad|><|vision_end|><|im_end|>")
-    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "<answer>Up</answer>"
-    assert TOKENIZER.eos_token == "<|im_end|>"
-    assert TOKENIZER.pad_token == "<|endoftext|>"
+    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "<answer>Up</answer>", "those of Qwen alone are special"
+    assert (TOKENIZER.eos_token, TOKENIZER.pad_token) == ("<|im_end|>", "<|endoftext|>")
 
 
 def test_size_and_bytes():
@@ -55,20 +47,6 @@ def test_text_survives_the_round_trip(text):
     assert encode(once) == ids
     if text.isascii():
         assert once == text
-
-
-SCRIPT = """
-import hashlib
-from geo_sokoban_pipeline.policies.tiny import build_tokenizer
-print(hashlib.sha256(build_tokenizer(texts="sokoban").backend_tokenizer.to_str().encode()).hexdigest())
-"""
-
-
-def test_same_vocabulary_under_another_hash_seed():
-    env = {"PYTHONHASHSEED": "123", "PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, check=True)
-    here = hashlib.sha256(build_tokenizer(texts="sokoban").backend_tokenizer.to_str().encode()).hexdigest()
-    assert done.stdout.strip() == here
 
 
 GEOMETRY = build_tokenizer(texts="geo3k")
@@ -96,7 +74,9 @@ def test_geometry_in_few_tokens(text, tokens):
 
 
 def test_each_task_has_a_vocabulary_of_its_own():
-    """Sokoban's is the one that stored policies were trained with."""
+    """Sokoban's is the one that stored policies were trained with, whatever the hash seed of the process."""
     words = sorted(TOKENIZER.get_vocab(), key=TOKENIZER.get_vocab().get)
-    assert hashlib.sha256("\n".join(words).encode()).hexdigest()[:16] == "a3fb40d95707e159"
+    merges = [" ".join(pair) for pair in json.loads(TOKENIZER.backend_tokenizer.to_str())["model"]["merges"]]
+    hashes = [hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] for texts in (words, merges)]
+    assert hashes == ["a3fb40d95707e159", "b47445742b51e10d"]
     assert "\\boxed{" in GEOMETRY.get_vocab() and "\\boxed{" not in words

@@ -23,17 +23,13 @@ from reporting.run_numbers import make_metrics, make_summary
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_notebook_is_committed_without_outputs(path):
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == [] and cell.execution_count is None
-
-
-def test_there_is_a_first_notebook():
-    assert [path.name for path in NOTEBOOKS][:1] == ["01_explore_trajectories.ipynb"]
+def test_notebooks_are_committed_without_outputs():
+    assert NOTEBOOKS[0].name == "01_explore_trajectories.ipynb"
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code), path.name
 
 
 def test_displays_need_no_script():
@@ -112,15 +108,12 @@ def test_a_map_lies_on_its_image():
     assert blue == (80, 130, 239) and red == (227, 81, 81) and white == (255, 255, 255)
 
 
-def test_newest_episodes():
+def test_newest_episodes_and_what_was_trained_with():
     parts = make_trained()
     assert {episode.iteration for episode in show.load_newest(parts)} == {199}
     assert show.read_image_pad_id(parts) == PAD
     with pytest.raises(ValueError, match="run the pipeline first"):
         show.load_newest({})
-
-
-def test_what_counts_of_an_episode_is_what_was_trained_with():
     episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
     episode.advantage = -3.0
     assert show.largest_advantage(episode) == 3.0
@@ -128,47 +121,29 @@ def test_what_counts_of_an_episode_is_what_was_trained_with():
     assert show.largest_advantage(episode) == 0.5
 
 
-def test_catalog_outside_a_project(tmp_path):
-    with pytest.raises(ValueError, match="is in no Kedro project"):
-        show.open_catalog(folder=tmp_path)
+# Run id, entry, what is named, the command that makes it, and other run ids.
+NOT_STORED = [
+    ("seed2", "train_sokoban.episodes@pandas", " of run id seed2", "train_sokoban", " --params run_id=seed2"),
+    ("default", "train_sokoban.eval_summary", " of run id default", "train_sokoban", ""),  # an interrupted run
+    ("default", "score_sokoban.token_scores@pandas", " of run id default", "score_sokoban", ""),
+    ("seed2", "sokoban.prompts", "", "data_sokoban", ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("run_id", "name", "what", "command", "others"),
-    [
-        (
-            "seed2",
-            "train_sokoban.episodes@pandas",
-            "train_sokoban.episodes@pandas of run id seed2",
-            "train_sokoban --env=test --params run_id=seed2",
-            " Run ids of train_sokoban that are stored: default.",
-        ),
-        # An interrupted run has a folder and no evaluation.
-        (
-            "default",
-            "train_sokoban.eval_summary",
-            "train_sokoban.eval_summary of run id default",
-            "train_sokoban --env=test",
-            "",
-        ),
-        (
-            "default",
-            "score_sokoban.token_scores@pandas",
-            "score_sokoban.token_scores@pandas of run id default",
-            "score_sokoban --env=test",
-            "",
-        ),
-        ("seed2", "sokoban.prompts", "sokoban.prompts", "data_sokoban --env=test", ""),
-    ],
-)
-def test_what_is_not_stored_is_named_with_its_command(tmp_path, monkeypatch, run_id, name, what, command, others):
+def test_what_is_not_stored_is_named_with_its_command(tmp_path, monkeypatch):
     (tmp_path / "07_model_output" / "train_sokoban" / "default").mkdir(parents=True)
     monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", str(tmp_path))
-    catalog = show.open_catalog(env="test", run_id=run_id, folder=Path(__file__))
-    with pytest.raises(show.NotStoredError) as refused:
-        catalog.load(name)
-    command = f"GEO_SOKOBAN_DATA_ROOT={tmp_path} kedro run --pipelines={command}"
-    assert str(refused.value) == f"{what} is not stored in {tmp_path}. {command} makes it.{others}"
+    catalogs = {
+        run_id: show.open_catalog(env="test", run_id=run_id, folder=Path(__file__)) for run_id in ("default", "seed2")
+    }
+    for run_id, name, whose, pipeline, params in NOT_STORED:
+        with pytest.raises(show.NotStoredError) as refused:
+            catalogs[run_id].load(name)
+        others = " Run ids of train_sokoban that are stored: default." if params else ""
+        command = f"GEO_SOKOBAN_DATA_ROOT={tmp_path} kedro run --pipelines={pipeline} --env=test{params}"
+        assert str(refused.value) == f"{name}{whose} is not stored in {tmp_path}. {command} makes it.{others}"
+    with pytest.raises(ValueError, match="is in no Kedro project"):
+        show.open_catalog(folder=tmp_path)
 
 
 def test_one_run_is_compared_with_its_first_policy():

@@ -61,33 +61,32 @@ def test_bars(bar, text, met):
     assert (verdict.text, verdict.met) == (text, met)
 
 
-def test_overlapping_intervals_fail_a_bar_that_wants_them_apart():
-    few = [row("warm_start", 8, episodes=20), row("final", 13, episodes=20)]
-    bar = {"player": "final", "over": "warm_start", "at_least": 20}
-    assert judge_criterion(bar, few).met is True
-    verdict = judge_criterion({**bar, "apart": True}, few)
-    assert (verdict.met, verdict.text) == (False, "+25.0, intervals overlap")
-    # The better one may be the other.
-    assert judge_criterion({"player": "warm_start", "over": "final", "at_most": 5, "apart": True}, few).met is False
+FEW = [row("warm_start", 8, episodes=20), row("final", 13, episodes=20)]
+OVER = {"player": "final", "over": "warm_start", "at_least": 20}
+WORSE = {"player": "warm_start", "over": "final", "at_most": 5, "apart": True}
 
 
 @pytest.mark.parametrize(
-    ("minutes", "workers", "met"), [(8.0, 1, True), (8.01, 1, False), (None, 1, None), (7.0, 2, None), (9.0, 2, None)]
-)
-def test_minutes(minutes, workers, met):
-    assert judge_minutes(minutes, 8, workers).met is met
-
-
-@pytest.mark.parametrize(
-    ("memory", "text", "met"),
+    ("verdict", "text", "met"),
     [
-        ([[20, 2.0], [200, 2.1]], "+5.0 % (2.00 to 2.10 GB)", True),
-        ([[20, 2.0], [200, 2.11]], "+5.5 % (2.00 to 2.11 GB)", False),
-        ([], "– (too few iterations)", None),
+        (judge_criterion(OVER, FEW), "+25.0", True),
+        (judge_criterion({**OVER, "apart": True}, FEW), "+25.0, intervals overlap", False),
+        (judge_criterion(WORSE, FEW), "−25.0, intervals overlap", False),  # the better one may be the other
+        (judge_minutes(8.0, 8), "8.0", True),
+        (judge_minutes(8.01, 8), "8.0", False),
+        (judge_minutes(None, 8), "– (was interrupted)", None),
+        (judge_minutes(7.0, 8, 2), "– (not alone)", None),
+        (judge_growth([[20, 2.0], [200, 2.1]], 5), "+5.0 % (2.00 to 2.10 GB)", True),
+        (judge_growth([[20, 2.0], [200, 2.11]], 5), "+5.5 % (2.00 to 2.11 GB)", False),
+        (judge_growth([], 5), "– (too few iterations)", None),
+        (judge_spent({"cpu_seconds": {"grpo": 200.0, "control": 194.0}}, "control", 0.97), "0.97", True),
+        (judge_spent({"cpu_seconds": {"grpo": 200.0, "control": 193.0}}, "control", 0.97), "0.96", False),
+        (judge_spent({"cpu_seconds": {"grpo": 200.0}}, "control", 0.97), "–", None),
+        (judge_spent({"cpu_seconds": {"control": 1.0, "grpo": 0.0}}, "control", 0.97), "–", None),
     ],
 )
-def test_growth_of_memory(memory, text, met):
-    assert judge_growth(memory, 5) == Verdict(text, met)
+def test_verdicts(verdict, text, met):
+    assert verdict == Verdict(text, met)
 
 
 def test_bars_in_words():
@@ -105,16 +104,6 @@ def test_lengths_stay_apart_by_seed():
     longer = [Rate(10, 320), Rate(30, 320)]
     assert rates_by(seeds, "final", "sampled", "by_length") == {1: [Rate(320, 320)] * 2, 2: longer}
     assert rates_by(seeds, "control_optimal", "sampled", "by_length") == {}
-
-
-@pytest.mark.parametrize(
-    ("spent", "text", "met"),
-    [({"control": 194.0}, "0.97", True), ({"control": 193.0}, "0.96", False), ({"control": 270.0}, "1.35", True)]
-    + [({}, "–", None), ({"control": 1.0, "grpo": 0.0}, "–", None)],
-)
-def test_what_a_control_has_spent(spent, text, met):
-    verdict = judge_spent({"cpu_seconds": {"grpo": 200.0, **spent}}, "control", 0.97)
-    assert (verdict.text[:4], verdict.met) == (text, met)
 
 
 @pytest.mark.parametrize(("rates", "mean"), [([Rate(1, 4), Rate(3, 4)], 0.5), ([Rate(1, 4), None], None), ([], None)])

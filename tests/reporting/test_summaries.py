@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
+from functools import partial
 
 import pytest
 
@@ -28,51 +29,44 @@ def _row(policy, low, rate, high, mode="sampled"):
     return {"policy": policy, "mode": mode, "solve_rate": rate, "low": low, "high": high, "episodes": 9, "solved": 3}
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "main", "verdict"),
-    [
-        ((0.3, 0.4, 0.45), (0.6, 0.7, 0.8), "GRPO raised the solve rate from 40.0 %", "do not overlap"),
-        ((0.6, 0.7, 0.8), (0.3, 0.4, 0.45), "GRPO lowered the solve rate from 70.0 %", "do not overlap"),
-        ((0.3, 0.4, 0.5), (0.4, 0.45, 0.6), "GRPO made no significant change to the solve rate: 40.0 %", "overlap, so"),
-        (
-            (0.2, 0.28, 0.4),
-            (0.2, 0.23, 0.3),
-            "GRPO made no significant change to the solve rate: 28.0 %",
-            "overlap, so",
-        ),
-        ((0, 0, 0.1), (0, 0, 0.1), "GRPO made no significant change to the solve rate: 0.0 %", "overlap, so"),
-    ],
-)
-def test_headline_says_what_the_intervals_say(first, last, main, verdict):
-    rows = [_row("a", *first), _row("b", *last)]
-    summary = {"task": "sokoban", "policies": ["a", "b"], "prompts": 640, "rows": rows}
-    headline = write_headline(summary)
-    assert main in headline.main.replace("\u202f", " ")
-    assert verdict in headline.further[0]
-    assert [tile["label"] for tile in headline.tiles] == ["a, sampled", "b, sampled"]
+SAME = "GRPO made no significant change to the solve rate"
 
 
 @pytest.mark.parametrize(
-    ("change", "main", "verdict"),
+    ("first", "last", "change", "main", "verdict"),
     [
+        # What the intervals say.
+        ((0.3, 0.4, 0.45), (0.6, 0.7, 0.8), None, "GRPO raised the solve rate from 40.0 %", "do not overlap"),
+        ((0.6, 0.7, 0.8), (0.3, 0.4, 0.45), None, "GRPO lowered the solve rate from 70.0 %", "do not overlap"),
+        ((0.3, 0.4, 0.5), (0.4, 0.45, 0.6), None, f"{SAME}: 40.0 %", "overlap, so"),
+        ((0.2, 0.28, 0.4), (0.2, 0.23, 0.3), None, f"{SAME}: 28.0 %", "overlap, so"),
+        ((0, 0, 0.1), (0, 0, 0.1), None, f"{SAME}: 0.0 %", "overlap, so"),
         # Intervals that overlap leave open what the same prompts decide, and the other way round.
         (
+            (0.3, 0.4, 0.5),
+            (0.35, 0.45, 0.55),
             PairedTest(640, 0.05, 0.02, 0.08, 50, 18, 0.0001, 640),
             "raised",
             "+5.0 points [2.0 to 8.0]: 50 gained, 18 lost",
         ),
-        (PairedTest(640, 0.05, -0.01, 0.1, 50, 40, 0.3, 640), "made no significant change", "p = 0.300"),
-        (PairedTest(640, 0.05, 0.02, 0.08, 50, 18, 0.02, 57), "raised", "Over the same 640 levels of 57 wall layouts,"),
-        (PairedTest(1, 0.05, -0.2, 0.3, 1, 0, 0.5, 1), "no significant change", "Over the same 1 level, the"),
+        ((0, 0.4, 0.5), (0, 0.4, 0.5), PairedTest(640, 0.05, -0.01, 0.1, 50, 40, 0.3, 640), SAME, "p = 0.300"),
+        (
+            (0.3, 0.4, 0.5),
+            (0.35, 0.45, 0.55),
+            PairedTest(640, 0.05, 0.02, 0.08, 50, 18, 0.02, 57),
+            "raised",
+            "Over the same 640 levels of 57 wall layouts,",
+        ),
+        ((0, 0.4, 1), (0, 0.5, 1), PairedTest(1, 0.05, -0.2, 0.3, 1, 0, 0.5, 1), SAME, "Over the same 1 level, the"),
     ],
 )
-def test_headline_says_what_the_same_prompts_say(change, main, verdict):
-    rows = [_row("a", 0.3, 0.4, 0.5), _row("b", 0.35, 0.45, 0.55)]
-    headline = write_headline(
-        {"task": "sokoban", "policies": ["a", "b"], "prompts": change.prompts, "rows": rows}, change
-    )
-    assert main in headline.main
-    assert verdict in headline.further[0]
+def test_headline_says_what_intervals_or_the_same_prompts_say(first, last, change, main, verdict):
+    rows = [_row("a", *first), _row("b", *last)]
+    summary = {"task": "sokoban", "policies": ["a", "b"], "prompts": change.prompts if change else 640, "rows": rows}
+    headline = write_headline(summary, change)
+    assert main in headline.main.replace("\u202f", " ")
+    assert verdict in headline.further[0].replace("\u202f", " ")
+    assert [tile["label"] for tile in headline.tiles] == ["a, sampled", "b, sampled"]
 
 
 @pytest.mark.parametrize(
@@ -104,12 +98,13 @@ def test_a_run_without_a_warm_start_does_not_speak_of_one(task):
     assert "warm start" not in " ".join([headline.main, *headline.further, *(tile["label"] for tile in headline.tiles)])
 
 
-def test_headline_of_a_whole_run():
+def test_headlines_of_a_whole_run_and_of_one_policy():
     headline = write_headline(make_summary())
     text = " ".join([headline.main, *headline.further]).replace("\u202f", " ")
     assert "On 640 held-out levels of 57 wall layouts GRPO raised the solve rate from 41.2 % [37.5–45.1 %]" in text
-    assert "With blank images it drops to 12.2 %, so it does use the image." in text
-    assert len(headline.tiles) == 4
+    assert "With blank images it drops to 12.2 %, so it does use the image." in text and len(headline.tiles) == 4
+    summary = {"task": "sokoban", "policies": ["seed2@best"], "prompts": 5, "rows": [_row("seed2@best", 0.1, 0.2, 0.3)]}
+    assert write_headline(summary).main.startswith("On 5 held-out levels seed2@best solves 20.0")
 
 
 @pytest.mark.parametrize("summary", [{}, {"rows": []}, {"policies": ["final"], "rows": []}, {"policies": None}])
@@ -117,11 +112,6 @@ def test_headline_without_an_evaluation(summary):
     assert write_headline(summary).main == "No evaluation is stored for this run."
     assert evaluation_rows(summary) == []
     assert kind_tables(summary) == [] and difficulty_chart(summary) is None
-
-
-def test_headline_of_one_policy():
-    summary = {"task": "sokoban", "policies": ["seed2@best"], "prompts": 5, "rows": [_row("seed2@best", 0.1, 0.2, 0.3)]}
-    assert write_headline(summary).main.startswith("On 5 held-out levels seed2@best solves 20.0")
 
 
 def test_evaluation_table():
@@ -134,11 +124,8 @@ def test_evaluation_table():
     lines = re.findall("<tr.*?</tr>", show.show_evaluation(make_summary()).data, re.DOTALL)
     (line,) = (line for line in lines if "warm start, sampled" in line)
     assert re.findall("<td>(.*?)</td>", line)[-2:] == ["–", "–"], "pass@k"
-
-
-def test_evaluation_row_with_nothing_but_a_name():
-    line = show.show_evaluation({"rows": [{"policy": "final"}]}).data.split("<tbody>")[1].split("</tbody>")[0]
-    assert re.sub("<.*?>", " ", line).split() == ["after", "GRPO", *["–"] * 4] and 'class="range ' not in line
+    bare = show.show_evaluation({"rows": [{"policy": "final"}]}).data.split("<tbody>")[1].partition("</tbody>")[0]
+    assert re.sub("<.*?>", " ", bare).split() == ["after", "GRPO", *["–"] * 4] and 'class="range ' not in bare
 
 
 def test_timings_add_up():
@@ -158,17 +145,14 @@ def test_run_that_was_not_timed(rows):
 
 
 def test_data_table():
-    table = data_table(make_data_report(), SOKOBAN)
+    table = data_table(
+        make_data_report() | {"rows_rejected": 3, "rejected_reasons": {"no player": 2, "ragged": 1}}, SOKOBAN
+    )
     assert table.columns[:4] == ["levels", "distinct", "layouts", "1"]
     assert [name for name, _ in table.lines] == ["train", "validation", "eval"]
-    assert any("0 layouts and 0 levels occur in more than one split" in note for note in table.notes)
-
-
-def test_data_table_names_rejected_rows():
-    report = make_data_report() | {"rows_rejected": 3, "rejected_reasons": {"no player": 2, "ragged": 1}}
-    assert "3 of 7 040 rows were rejected: no player (2) and ragged (1)." in [
-        note.replace("\u202f", " ") for note in data_table(report, SOKOBAN).notes
-    ]
+    notes = " ".join(table.notes).replace("\u202f", " ")
+    assert "0 layouts and 0 levels occur in more than one split" in notes
+    assert "3 of 7 040 rows were rejected: no player (2) and ragged (1)." in notes
 
 
 @pytest.mark.parametrize("report", [None, {}, {"splits": {}}])
@@ -177,17 +161,17 @@ def test_no_account_of_the_data(report):
 
 
 def test_curves_of_a_run():
-    rows = make_metrics()
-    assert [line.name for line in curves.success_chart(rows, SOKOBAN.words).series] == [
-        "training",
-        "training (mean of 9)",
-        "validation, greedy",
-        "validation, sampled",
-    ]
-    assert curves.validation_series(rows, "sampled", "", "").points[0][0] == 0
-    assert [x for x, _ in curves.validation_series(rows, "sampled", "", "").points][1:3] == [25, 50]
+    rows, validation = make_metrics(), partial(curves.validation_series, mode="sampled", name="", color="")
+    names = ["training", "training (mean of 9)", "validation, greedy", "validation, sampled"]
+    assert [line.name for line in curves.success_chart(rows, SOKOBAN.words).series] == names
+    assert [x for x, _ in validation(rows).points][:3] == [0, 25, 50]
     titles = [chart.title for chart in curves.health_charts(rows)]
     assert "Entropy" in titles and "Truncated episodes" not in titles  # always 0
+    # Validation after every iteration counts from one; before the first one, from zero.
+    rows = [{"iteration": at, "eval/validation/sampled_solve_rate": 0.1} for at in range(3)]
+    assert [x for x, _ in validation(rows).points] == [1, 2, 3]
+    rows[0]["eval/start/sampled_solve_rate"] = 0.05
+    assert validation(rows).points == [(0, 0.05), (1, 0.1), (2, 0.1), (3, 0.1)]
 
 
 @pytest.mark.parametrize(
@@ -208,42 +192,23 @@ def test_curves_of_training_episodes():
     assert [line.name for line in curves.parts_chart(rows, ["final_bonus", "format"]).series] == ["final bonus"]
 
 
-def test_validation_after_every_iteration_counts_from_one():
-    rows = [{"iteration": at, "eval/validation/sampled_solve_rate": 0.1} for at in range(3)]
-    assert [x for x, _ in curves.validation_series(rows, "sampled", "", "").points] == [1, 2, 3]
-    rows[0]["eval/start/sampled_solve_rate"] = 0.05
-    assert curves.validation_series(rows, "sampled", "", "").points == [(0, 0.05), (1, 0.1), (2, 0.1), (3, 0.1)]
-
-
-@pytest.mark.parametrize("value", [None, math.nan, "high", True])
-def test_unusable_metrics_are_left_out(value):
-    rows = [{"iteration": 0, "rollout/success_rate": value}, {"iteration": 1}]
-    assert curves.success_chart(rows, SOKOBAN.words) is None
-
-
-@pytest.mark.parametrize("value", [0.0, 1e-9, -5.0, 1e12])
-def test_single_and_constant_points_are_drawn(value):
-    for count in (1, 3, 60):
-        rows = [{"iteration": at, "rollout/raw_reward": value} for at in range(count)]
-        svg = curves.reward_chart(rows).svg
-        assert "nan" not in svg and "inf" not in svg
+def test_unusable_metrics_are_left_out_and_single_and_constant_points_are_drawn():
+    for value in (None, math.nan, "high", True):
+        rows = [{"iteration": 0, "rollout/success_rate": value}, {"iteration": 1}]
+        assert curves.success_chart(rows, SOKOBAN.words) is None
+    for value in (0.0, 1e-9, -5.0, 1e12):
+        for count in (1, 3):
+            svg = curves.reward_chart([{"iteration": at, "rollout/raw_reward": value} for at in range(count)]).svg
+            assert "nan" not in svg and "inf" not in svg
 
 
 def test_pointed_values_are_those_of_every_line_at_one_x():
     chart = curves.success_chart(make_metrics(7), SOKOBAN.words)
+    assert "var(--final)" in chart.svg and not re.search(r"#[0-9a-f]{6}|url\(|<style|<script", chart.svg)
     places = [html.unescape(text).split("\n") for text in re.findall(r'data-at="([^"]*)"', chart.svg)]
     assert [place[0] for place in places] == [f"iterations trained: {at}" for at in range(7)]
-    assert [row.split("\t")[:2] for row in places[0][1:]] == [
-        ["training", "training"],
-        ["greedy", "validation, greedy"],
-        ["final", "validation, sampled"],
-    ]
-    assert re.fullmatch(
-        r"final\tvalidation, sampled\t[\d.]+ % \[[\d.]+ % – [\d.]+ %\]", places[0][3].replace("\u202f", " ")
-    )
+    rows = [row.replace("\u202f", " ").split("\t") for row in places[0][1:]]
+    names = [["training", "training"], ["greedy", "validation, greedy"], ["final", "validation, sampled"]]
+    assert [row[:2] for row in rows] == names
+    assert re.fullmatch(r"[\d.]+ % \[[\d.]+ % – [\d.]+ %\]", rows[2][2])
     assert len(re.findall("data-at", curves.reward_chart(make_metrics(1000)).svg)) <= 240
-
-
-def test_charts_take_their_colours_from_the_page():
-    svg = curves.success_chart(make_metrics(60), SOKOBAN.words).svg
-    assert "var(--final)" in svg and not re.search(r"#[0-9a-f]{6}|url\(|<style|<script", svg)
