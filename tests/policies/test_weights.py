@@ -113,7 +113,7 @@ def named_tensors(sizes: list[int]) -> dict[str, torch.Tensor]:
 )
 def test_buckets(sizes: list[int], limit: int, expected: list[list[int]]) -> None:
     source = source_of(named_tensors(sizes))
-    plan = plan_buckets(source.specs, limit)
+    plan = list(plan_buckets(source.specs, limit))
     assert [[int(name) for name in specs] for specs in plan] == expected
     # Of two bytes each, which is the type that is sent, as many have room in half of the bytes.
     sent = source.cast(dict.fromkeys(source.specs, "bfloat16")).specs

@@ -161,7 +161,7 @@ def test_no_account_of_the_data(report):
 
 
 def test_curves_of_a_run():
-    rows, validation = make_metrics(), partial(curves.validation_series, mode="sampled", name="", color="")
+    rows, validation = make_metrics(), partial(curves.validation_series, mode="sampled", name="", colour="")
     names = ["training", "training (mean of 9)", "validation, greedy", "validation, sampled"]
     assert [line.name for line in curves.success_chart(rows, SOKOBAN.words).series] == names
     assert [x for x, _ in validation(rows).points][:3] == [0, 25, 50]
