@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +13,14 @@ from kedro.io import DatasetError
 from PIL import Image
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS
 from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
 from geo_sokoban_pipeline.envs.geo3k.figures import ProblemsExhaustedError
 from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.envs.rows import read_rows
-from geo_sokoban_pipeline.pipelines.data import create_pipeline
 from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError
 from geo_sokoban_pipeline.tasks import task_of
 from problem_rows import ALL, source_row, uri, write_bytes, write_uris
-from task_tables import run_data, table_entries
+from task_tables import run_data
 
 ROOT = Path(__file__).parents[2]
 TABLES = ("prompts", "validation_prompts", "eval_prompts")
@@ -48,40 +45,12 @@ def from_files(path, validation=None, evaluation=None, **changes):
     }
 
 
-def parameters_of(task, *environments):
-    merged = {}
-    for name in environments:
-        merged |= yaml.safe_load((ROOT / "conf" / name / "parameters" / "geo3k.yml").read_text())[task]
-    return merged
-
-
-@pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
-def test_names_and_namespace(task):
-    pipeline = create_pipeline(task_of(task))
-    assert pipeline.inputs() == {f"params:{task}"}
-    names = (*TABLES, "raw_problems", "rejected", "problem_index", "data_report")
-    assert pipeline.all_outputs() == {f"{task}.{name}" for name in names}
-    levels = ("raw_levels", "reading")  # of Sokoban alone
-    assert set(table_entries(".", {})) == {f"{{task}}.{name}" for name in (*names, *levels, "identity")}
-
-
-@pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
+@pytest.mark.parametrize("task", ["sokoban", "geo3k", "geo3k_multi_turn"])
 def test_default_parameters_are_the_options_defaults(task):
-    assert validate_parameters(parameters_of(task, "base"), DATA_OPTIONS[task]) == DATA_OPTIONS[task]()
-
-
-@pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
-def test_the_commands(project, task):
-    project.run(f"data_{task}")
-    counts = parameters_of(task, "test")["counts"]
-    tables = {name: project.load(f"{task}.{name}") for name in TABLES}
-    assert [len(table) for table in tables.values()] == list(counts.values())
-    report = project.load(f"{task}.data_report")
-    assert report["overlaps"] == {"images": 0, "problems": 0}
-    assert (report["rows_excluded"], report["rows_rejected"], report["rows_left_out"]) == (0, 0, 0)
-    row = tables["prompts"].to_dict("records")[0]
-    assert ("<tool_call>" in row["prompt"]) == (task == "geo3k_multi_turn")
-    assert len(list(project.load(f"{task}.raw_problems"))) == sum(counts.values())
+    file = "sokoban" if task == "sokoban" else "geo3k"
+    stored = yaml.safe_load((ROOT / "conf/base/parameters" / f"{file}.yml").read_text())[task]
+    model = task_of(task).data_config
+    assert validate_parameters(stored, model) == model()
 
 
 # Generated problems
@@ -102,14 +71,6 @@ def test_generated(tmp_path):
     assert catalog.load("geo3k.rejected").empty
     report = catalog.load("geo3k.data_report")
     assert report["splits"]["train"]["by_family"].keys() == {row["family"] for row in tables["prompts"]}
-
-
-def test_twice_gives_the_same_bytes(tmp_path):
-    for name in ("a", "b"):
-        run(tmp_path / name, {"counts": FEW})
-    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
-    assert len(files) == 7
-    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
 
 
 def test_held_out_problems_do_not_change_with_the_training_set(tmp_path):
@@ -162,21 +123,6 @@ def test_our_own_tables_are_a_source(tmp_path, task, instruction):
     assert prompts(second, task) == first
 
 
-def test_repaired_rows_are_counted(tmp_path):
-    block = "Use calc_score, then Answer: \x08oxed{$Answer}.\n\n"
-    rows = [source_row(i, problem=block + f"<image>Find {i}") for i in range(4)] + [source_row(9)]
-    path = write_uris(tmp_path / "rows.parquet", rows)
-    catalog = run(tmp_path / "multi", from_files(path, instruction="tool"), "geo3k_multi_turn")
-    assert catalog.load("geo3k_multi_turn.data_report")["rows_repaired"] == 4
-    shown = [row["problem"] for table in prompts(catalog, "geo3k_multi_turn").values() for row in table]
-    assert sum("then Answer: \\boxed{$Answer}.\n\n<image>Find" in text for text in shown) == 4
-    assert not any("\x08" in text for text in shown)
-    single = prompts(run(tmp_path / "single", from_files(path)))
-    assert {row["question"] for table in single.values() for row in table} == {"Find $x_{9}$."} | {
-        f"Find {i}" for i in range(4)
-    }
-
-
 def test_bad_rows_are_quarantined(tmp_path, caplog):
     bad = [
         source_row(images=["https://example.com/a.png"]),
@@ -195,17 +141,6 @@ def test_bad_rows_are_quarantined(tmp_path, caplog):
     assert sum(report["rejected_reasons"].values()) == 4
     assert "4 of 24 rows rejected (see geo3k.rejected)" in caplog.text
     assert len(list(catalog.load("geo3k.raw_problems"))) == 24  # whole, also the rejected ones
-
-
-def test_lines_of_json(tmp_path):
-    lines = [json.dumps(source_row(i)) for i in range(10)]
-    (tmp_path / "rows.jsonl").write_text("\n".join([*lines, "{broken", "[]"]))
-    catalog = run(tmp_path / "data", from_files(tmp_path / "rows.jsonl"))
-    assert catalog.load("geo3k.data_report")["problems"] == 10
-    assert [reason.split(":")[0] for reason in catalog.load("geo3k.rejected")["reason"]] == [
-        "line is not JSON",
-        "line is not a JSON object",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -228,12 +163,6 @@ def test_files_without_one_problem(tmp_path, rows, message):
         run(tmp_path / "data", from_files(path))
 
 
-def test_empty_files(tmp_path):
-    path = write_uris(tmp_path / "rows.parquet", [source_row()])
-    with pytest.raises(ValueError, match="there are no rows"):
-        run(tmp_path / "data", from_files(f"{path}@[5:]"))
-
-
 @pytest.mark.parametrize(
     ("parameters", "error", "message"),
     [
@@ -248,8 +177,10 @@ def test_errors_come_before_any_file(tmp_path, parameters, error, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_torn_files_are_named(tmp_path):
+def test_empty_and_torn_files_are_named(tmp_path):
     path = write_uris(tmp_path / "rows.parquet", [source_row(i) for i in range(40)])
+    with pytest.raises(ValueError, match="there are no rows"):
+        run(tmp_path / "empty", from_files(f"{path}@[40:]"))
     raw = bytearray(path.read_bytes())
     path.write_bytes(raw[:200])
     with pytest.raises(ValueError, match=r"rows\.parquet is not a readable parquet file"):

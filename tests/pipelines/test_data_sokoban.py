@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from itertools import islice
 from pathlib import Path
 
 import pytest
-import yaml
 
-from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.envs.rows import read_rows
+from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS
 from geo_sokoban_pipeline.envs.sokoban.data_steps import unique_ids
-from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
-from geo_sokoban_pipeline.pipelines.data import create_pipeline
 from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError, hub_rows
 from task_tables import run_data
 
@@ -31,38 +28,6 @@ def run(folder, parameters):
 
 def file_parameters(path, **changes):
     return {"source": "file", "file": {"path": str(path)}, "counts": ALL, **changes}
-
-
-def parameters_of(*environments):
-    merged = {}
-    for name in environments:
-        found = yaml.safe_load((ROOT / "conf" / name / "parameters" / "sokoban.yml").read_text())["sokoban"]
-        merged |= {
-            key: {**merged.get(key, {}), **value} if isinstance(value, dict) else value for key, value in found.items()
-        }
-    return merged
-
-
-def test_names_and_namespace():
-    pipeline = create_pipeline(SOKOBAN)
-    assert pipeline.inputs() == {"params:sokoban"}
-    assert {*PROMPT_TABLES, "sokoban.raw_levels", "sokoban.rejected", "sokoban.data_report"} <= pipeline.all_outputs()
-
-
-def test_default_parameters_are_the_options_defaults():
-    assert validate_parameters(parameters_of("base"), SokobanDataOptions) == SokobanDataOptions()
-
-
-def test_the_test_environment_is_quick(tmp_path):
-    start = time.process_time()
-    catalog = run(tmp_path, parameters_of("base", "test"))
-    assert time.process_time() - start < 3  # seconds; 1 on a quiet machine
-    report = catalog.load("sokoban.data_report")
-    assert {split: numbers["levels"] for split, numbers in report["splits"].items()} == {
-        "train": 64,
-        "validation": 16,
-        "eval": 32,
-    }
 
 
 def test_generated(tmp_path):
@@ -84,14 +49,6 @@ def test_generated(tmp_path):
     assert set(raw["level_hash"]) == {name for frame in frames for name in frame["level_hash"]}
 
 
-def test_twice_gives_the_same_bytes(tmp_path):
-    for name in ("a", "b"):
-        run(tmp_path / name, FEW)
-    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
-    assert len(files) == 7
-    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
-
-
 def test_real_rows(tmp_path, shared_data):
     path = shared_data / "sokoban_raw_sample.parquet"
     catalog = run(tmp_path, file_parameters(path, collapse="rows", instruction="full"))
@@ -99,6 +56,7 @@ def test_real_rows(tmp_path, shared_data):
     assert (report["rows_read"], report["rows_rejected"], report["levels"]) == (400, 0, 400)
     assert report["overlaps"] == {"layouts": 0, "levels": 0}
     rows = {row["id"]: row for name in PROMPT_TABLES for row in catalog.load(name).to_dict("records")}
+    assert {Board.from_text(row["level_xsb"]).height for row in rows.values()} == {6}
     for _, raw in read_rows(str(path)):
         row = rows[raw["id"]]
         assert {name: row[name] for name in ("ability", "reward_model", "data_source")} == {

@@ -107,6 +107,19 @@ def test_episodes_summary_and_report(stored_run, task):
 
 
 @pytest.mark.parametrize("task", TASKS)
+def test_data_of_the_run(stored_run, task):
+    project = stored_run(task)
+    names = ("prompts", "validation_prompts", "eval_prompts")
+    tables = [project.load(f"{task}.{name}") for name in names]
+    assert [len(table) for table in tables] == [64, 16, 32]  # of conf/test
+    report = project.load(f"{task}.data_report")
+    assert report["overlaps"] == {"images": 0, "problems": 0}
+    assert (report["rows_excluded"], report["rows_rejected"], report["rows_left_out"]) == (0, 0, 0)
+    assert ("<tool_call>" in tables[0]["prompt"][0]) == (task == TOOLS)
+    assert len(list(project.load(f"{task}.raw_problems"))) == 64 + 16 + 32
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_update_replays_and_rollout_repeats(stored_run, task):
     project = stored_run(task)
     project.run(f"update_{task}", {f"update_{task}": {"source": {"iteration": 1}}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
 import pytest
@@ -19,6 +18,7 @@ from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
 from geo_sokoban_pipeline.runs.storage import file_digest, read_json
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from kill_hook import kill_at
+from pipelines.conftest import LONGER
 from runs import assert_same_run, finish, kedro_command, read_run
 from task_options import TinyPolicyOptions
 
@@ -82,15 +82,6 @@ def test_start_is_quiet(finished_run):
 # The same command again
 
 
-def test_another_process_with_another_hash_seed_gives_the_same(finished_run, project):
-    project.run()
-    assert_same_run(read_run(finished_run.root), read_run(project.root))
-    for name in ("01_raw/sokoban/*/raw_levels.parquet", "05_model_input/sokoban/*/prompts.parquet"):
-        (one,), (other,) = project.root.glob(name), finished_run.root.glob(name)
-        assert one.parent.name == other.parent.name
-        assert one.read_bytes() == other.read_bytes()
-
-
 def test_a_finished_run_is_only_evaluated_and_reported_again(clone, count_calls):
     imitated, updated, played = count_calls(IMITATE), count_calls(UPDATE), count_calls(PLAY)
     before, stored = clone.stamps(), read_run(clone.root)
@@ -106,24 +97,20 @@ def test_a_finished_run_is_only_evaluated_and_reported_again(clone, count_calls)
     assert all("/final_policy/" in name or name.endswith("COMPLETE.json") for name in changed), changed
 
 
-def test_more_iterations_extend_a_run_and_its_mlflow_run(finished_run, clone, count_calls):
+def test_more_iterations_extend_a_run_and_its_mlflow_run(finished_run, longer_run):
     from mlflow.tracking import MlflowClient
 
-    updated = count_calls(UPDATE)
-    first = read_run(clone.root)["episodes"]
-    uri = f"sqlite:///{finished_run.root / 'mlflow.db'}"
-    loop = {"train_sokoban": {"loop": {"iterations": 4}}}
-    clone.run(params={**loop, "tracking": {"enabled": True, "uri": uri}})
-    assert len(updated) == 1
-    assert clone.load("train_sokoban.resume_state")["complete"] == {"iterations": 4}
-    extended = read_run(clone.root)["episodes"]
-    assert all(extended[name] == rows for name, rows in first.items() if name.startswith("trajectories"))
-    assert len(clone.load("train_sokoban.trajectories")) == len(clone.load("train_sokoban.metrics")) == 4
-    checkpoints = clone.load("train_sokoban.checkpoints")
+    assert longer_run.load("train_sokoban.resume_state")["complete"] == {"iterations": 4}
+    first, extended = (read_run(run.root) for run in (finished_run, longer_run))
+    for kind, folder in (("episodes", "trajectories"), ("weights", "checkpoints/iter=00002")):
+        assert all(extended[kind][name] == stored for name, stored in first[kind].items() if name.startswith(folder))
+    assert len(longer_run.load("train_sokoban.trajectories")) == len(longer_run.load("train_sokoban.metrics")) == 4
+    checkpoints = longer_run.load("train_sokoban.checkpoints")
     best = checkpoints["iter=00003"]["manifest"]["best"]["iteration"]
     assert list(checkpoints) == [f"iter={k:05d}" for k in sorted({best, 1, 2, 3})]  # keep_last is 3
 
-    client, note = MlflowClient(tracking_uri=uri), read_json(clone.root / MODELS / NOTE)
+    client = MlflowClient(tracking_uri=f"sqlite:///{finished_run.root / 'mlflow.db'}")
+    note = read_json(longer_run.root / MODELS / NOTE)
     assert note == read_json(finished_run.root / MODELS / NOTE)
     # A validation's step is the version of the policy, 0 before the first iteration.
     steps = {"rollout/raw_reward": 4, "train/loss": 4, "eval/validation/sampled_solve_rate": 5}
@@ -202,16 +189,13 @@ SHARDED = {"processes": 2, "threads": 1, "sharding": "full"}
     ],
     ids=["out of memory", "sharded"],
 )
-def test_a_run_goes_on_with_another_layout(finished_run, clone, tmp_path, caplog, changes, lines):
+def test_a_run_goes_on_with_another_layout(longer_run, clone, caplog, changes, lines):
     """As one that was out of memory must: the same weights, but for the last bits, and the log says so."""
-    longer = {"loop": {"iterations": 4}}
-    other = finished_run.clone(tmp_path / "other")
-    other.run(params={"train_sokoban": longer}, to_nodes=["train_sokoban.train_grpo"])
-    assert "another layout" not in caplog.text
-    clone.run(params={"train_sokoban": {**longer, **changes}}, to_nodes=["train_sokoban.train_grpo"])
+    options = {**LONGER["train_sokoban"], **changes}
+    clone.run(params={"train_sokoban": options}, to_nodes=["train_sokoban.train_grpo"])
     assert caplog.text.count("another layout") == 1
     assert all(line in caplog.text for line in lines)
-    folders = [one.folder("06_models") / "checkpoints/iter=00003" for one in (other, clone)]
+    folders = [one.folder("06_models") / "checkpoints/iter=00003" for one in (longer_run, clone)]
     one, two = (load_file(folder / "model.safetensors") for folder in folders)
     for name, weight in one.items():
         torch.testing.assert_close(weight, two[name], rtol=0, atol=1e-5)
@@ -219,12 +203,10 @@ def test_a_run_goes_on_with_another_layout(finished_run, clone, tmp_path, caplog
 
 def test_run_ids_lie_side_by_side_and_fresh_clears_one(finished_run, clone):
     other = {"run_id": "seed2", "seed": 2, "train_sokoban": {"loop": {"iterations": 1}}}
-    clone.run(params=other)
+    clone.run(params=other, to_nodes=["train_sokoban.train_grpo"])
     first, second = (read_run(clone.root, run_id=name) for name in ("default", "seed2"))
     assert_same_run(first, read_run(finished_run.root))
-    assert len(second["metrics"]) == 1
-    name = "trajectories/iter=00000/part-000.parquet"
-    assert {row["task_id"] for row in second["episodes"][name]} != set()
+    assert len(second["metrics"]) == 1 and second["episodes"]["trajectories/iter=00000/part-000.parquet"]
     assert second["weights"]["base_policy/model.safetensors"] != first["weights"]["base_policy/model.safetensors"]
 
     # Another seed for the same id is refused, unless it begins anew.
@@ -232,7 +214,7 @@ def test_run_ids_lie_side_by_side_and_fresh_clears_one(finished_run, clone):
     with pytest.raises(FingerprintError, match="seed: stored 2, now 3"):
         clone.run(params=third)
     clone.run(params={**third, "fresh": True}, to_nodes=["train_sokoban.prepare_policy"])
-    assert json.loads((clone.folder("06_models", run_id="seed2") / "base_policy/manifest.json").read_text())
+    assert (clone.folder("06_models", run_id="seed2") / "base_policy/manifest.json").is_file()
     assert not (clone.folder("07_model_output", run_id="seed2") / "metrics").exists()
     assert_same_run(first, read_run(clone.root))
 

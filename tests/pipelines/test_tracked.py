@@ -10,20 +10,9 @@ import pytest
 from geo_sokoban_pipeline.hooks.tracking import NOTE
 from geo_sokoban_pipeline.runs.fingerprint import hash_files
 from geo_sokoban_pipeline.runs.storage import read_json, read_manifest
-from runs import finish, kedro_command
 
 pytestmark = pytest.mark.slow
 MODELS = Path("06_models/train_sokoban/default")
-
-
-@pytest.fixture(scope="module")
-def finished_run(tmp_path_factory):
-    """A run of its own: tests of the shared one continue copies of it, which log to the same MLflow run."""
-    from pipelines.conftest import FinishedRun  # the fixtures of this folder
-
-    root = tmp_path_factory.mktemp("tracked")
-    words = ("--pipelines=train_sokoban", "--params=tracking.enabled=true")
-    return FinishedRun(root, finish(kedro_command(*words, data_root=root)))
 
 
 def found_run(root: Path, uri: str, models: Path = MODELS):
@@ -38,11 +27,12 @@ def read_table(client, run, name: str, folder: Path) -> list[dict]:
     return [dict(zip(stored["columns"], row, strict=True)) for row in stored["data"]]
 
 
-def test_a_training_names_its_prompts_and_policies(finished_run, tmp_path):
-    client, run = found_run(finished_run.root, f"sqlite:///{finished_run.root / 'mlflow.db'}")
+def test_a_training_names_its_prompts_and_policies(finished_run, longer_run, tmp_path):
+    """Also where it was continued: the newest policy is named, and the tables are those of the last evaluation."""
+    client, run = found_run(longer_run.root, f"sqlite:///{finished_run.root / 'mlflow.db'}")
     inputs = {found.dataset.name: found for found in run.inputs.dataset_inputs}
     assert sorted(inputs) == ["sokoban.eval_prompts", "sokoban.prompts", "sokoban.validation_prompts"]
-    checkpoint = read_manifest(max((finished_run.root / MODELS / "checkpoints").glob("iter=*")))
+    checkpoint = read_manifest(max((longer_run.root / MODELS / "checkpoints").glob("iter=*")))
     made_with = checkpoint["fingerprint"]
     assert inputs["sokoban.prompts"].dataset.digest == made_with["input.prompts"]
     assert inputs["sokoban.validation_prompts"].dataset.digest == made_with["input.validation_prompts"]
@@ -52,7 +42,7 @@ def test_a_training_names_its_prompts_and_policies(finished_run, tmp_path):
     assert Path(source.removeprefix("file://")).is_file()
 
     tags = run.data.tags
-    hashes = {name: hash_files(read_manifest(finished_run.root / MODELS / name)["files"])
+    hashes = {name: hash_files(read_manifest(longer_run.root / MODELS / name)["files"])
               for name in ("base_policy", "policy", "final_policy")}  # fmt: skip
     assert [tags[f"policy.{name}"] for name in ("start", "warm_start", "final")] == list(hashes.values())
     assert tags["policy.start.source"] == "tiny"
@@ -60,13 +50,13 @@ def test_a_training_names_its_prompts_and_policies(finished_run, tmp_path):
     assert tags["policy.final.started_from"] == tags["policy.checkpoint.started_from"] == hashes["policy"]
     assert tags["policy.final.iteration"] == tags["policy.checkpoint.iteration"] == str(checkpoint["iteration"])
 
-    summary = read_json(finished_run.folder("08_reporting") / "eval_summary.json")
+    summary = read_json(longer_run.folder("08_reporting") / "eval_summary.json")
     policies = read_table(client, run, "evaluation/policies.json", tmp_path)
     assert [(row["policy"], row["mode"], row["solve_rate"]) for row in policies] == [
         (row["policy"], row["mode"], row["solve_rate"]) for row in summary["rows"]
     ]
     episodes = read_table(client, run, "evaluation/episodes.json", tmp_path)
-    of_run = finished_run.load("train_sokoban.held_out_trajectories")
+    of_run = longer_run.load("train_sokoban.held_out_trajectories")
     assert len(episodes) == sum(part().num_rows for part in of_run.values())
     assert {row["policy"] for row in episodes} == {"warm_start", "final"}
     greedy = [row["success"] for row in episodes if row["policy"] == "final" and row["greedy"]]
