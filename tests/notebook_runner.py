@@ -1,4 +1,4 @@
-"""Runs a notebook in a fresh kernel, as a person would who opens it and runs all cells."""
+"""Runs all cells of a notebook: in a fresh kernel, as a person would who opens it, or in this process."""
 
 from __future__ import annotations
 
@@ -8,19 +8,6 @@ from typing import Any
 from unittest import mock
 
 import nbformat
-
-
-def execute_notebook(path: Path, env: dict[str, str]) -> None:
-    """Run all cells of a notebook in its own folder; the file stays as it is.
-
-    Args:
-        env: environment variables for the kernel, on top of this process's own, such as `GEO_SOKOBAN_ENV` and
-            `GEO_SOKOBAN_DATA_ROOT`.
-
-    Raises:
-        nbclient.exceptions.CellExecutionError: a cell failed; the message holds the cell and its traceback.
-    """
-    execute(nbformat.read(path, as_version=4), path.parent, env)
 
 
 def execute_here(path: Path, env: dict[str, str], change: tuple[str, str] = ("", "")) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import nbformat
 import pytest
 
-from notebook_runner import execute, execute_here, execute_notebook
+from notebook_runner import execute, execute_here
 from runs import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stored")]
 
 
 # That of the ten questions has one run here; test_questions.py executes it on two.
@@ -24,10 +24,6 @@ FIRST = NOTEBOOKS[0]
 
 def environment_of(project: Any) -> dict[str, str]:
     return {"GEO_SOKOBAN_ENV": "test", "GEO_SOKOBAN_DATA_ROOT": str(project.root)}
-
-
-def test_the_first_notebook_runs_in_a_kernel(finished_run: Any) -> None:
-    execute_notebook(ROOT / "notebooks" / FIRST, environment_of(finished_run))
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS[1:])
@@ -57,13 +53,14 @@ session.run(pipeline_names=["train_sokoban"], from_nodes=["train_sokoban.write_r
 """
 
 
-def test_the_extension_of_kedro_opens_a_run_and_goes_on_with_it(clone: Any) -> None:
-    path = ROOT / "notebooks" / "01_explore_trajectories.ipynb"
+def test_a_kernel_runs_the_first_notebook_and_the_extension_of_kedro(clone: Any) -> None:
+    """The extension opens a run and goes on with it."""
+    path = ROOT / "notebooks" / FIRST
     notebook = nbformat.read(path, as_version=4)
-    notebook.cells = [nbformat.v4.new_code_cell(line) for line in KEDRO.splitlines()]
+    notebook.cells += [nbformat.v4.new_code_cell(line) for line in KEDRO.splitlines()]
     report = clone.folder("08_reporting") / "report.html"
     report.unlink()
-    execute(notebook, path.parent, {"GEO_SOKOBAN_DATA_ROOT": str(clone.root)})
+    execute(notebook, path.parent, environment_of(clone))
     assert report.is_file()
 
 

@@ -6,7 +6,7 @@ import duckdb
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stored")]
 
 
 def score(project, task="sokoban", **options):
@@ -50,28 +50,24 @@ def test_another_policy_scores_a_part_of_the_episodes(clone):
     assert clone.load("score_sokoban.token_scores@ibis").count().execute() == len(again)
 
 
-@pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
-def test_geometry(stored_run, task):
-    project = stored_run(task)
-    rows = score(project, task, split="evaluation", limit=3, occlusion=1)
+def test_geometry(stored_run):
+    project = stored_run("geo3k_multi_turn")
+    rows = score(project, "geo3k_multi_turn", split="evaluation", limit=3, occlusion=1)
     assert rows["trajectory_id"].nunique() == 3 and rows["image_reliance"].notna().all()
-    maps = project.load(f"score_{task}.occlusion@pandas")
+    maps = project.load("score_geo3k_multi_turn.occlusion@pandas")
     assert len(maps) == 8 * 6 and maps["content"].isna().all()  # 128 × 96 pixels
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_what_cannot_be_scored_is_said(clone):
+    for options, text in (
         ({"first_iteration": 77}, "none of the"),
         ({"ids": ["nobody"]}, "ids: there is no episode 'nobody'"),
         ({"filter": [["colour", "==", "red"]]}, "the index has no column colour"),
         ({"filter": [["success", "is", True]]}, "score_sokoban.filter.0.1"),
         ({"first_iteration": 2, "last_iteration": 1}, "last_iteration=1 is before"),
         ({"checkpoint": 77}, "no such checkpoint; stored are"),
-    ],
-)
-def test_what_cannot_be_scored_is_said(clone, options, text):
-    with pytest.raises(ValueError) as error:
-        score(clone, **options)
-    assert text in str(error.value)
+    ):
+        with pytest.raises(ValueError) as error:
+            score(clone, **options)
+        assert text in str(error.value)
     assert not (clone.folder("07_model_output", "score_sokoban") / "token_scores").exists()
