@@ -29,6 +29,7 @@ SIZES = {
 }
 # Two ranks can split it, and each has two groups of heads, so that queries, keys and values lie in turns.
 SPLITTABLE = {**SIZES, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 8, "vision_layers": 2, "deepstack": (0, 1)}
+NOTHING_STORED: dict[str, Any] = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
 SMALL: dict[str, Any] = {
     "policy": {"tiny": SIZES},
     "warm_start": {

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,28 @@ def changed(options: TrainOptions, changes: dict[str, Any]) -> TrainOptions:
     return TrainOptions.model_validate(merge(options.model_dump(), changes))
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+@contextmanager
+def watched() -> Iterator[Log]:
+    """What loops of the `with` block do and give."""
     found = Log()
-    monkeypatch.setattr(rollout_workers, "build_engine", lambda policy, options, launcher: ApartEngine(policy, found))
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout_workers, "build_engine", lambda policy, options, launcher: ApartEngine(policy, found))
+        yield found
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    with watched() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def whole(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Log]:
+    """An undisturbed run: its folder, and what it did."""
+    folder = tmp_path_factory.mktemp("whole")
+    with watched() as found:
+        list(go_on(setup, options_of(setup), folder, found))
+    return folder, found
 
 
 def go_on(setup: Setup, options: TrainOptions, folder: Path, log: Log) -> Iterator[int]:
@@ -127,10 +145,8 @@ def versions_of(table: pa.Table) -> set[int]:
     return {version for episode in table_to_trajectories(table) for version, _, _ in episode.weight_spans}
 
 
-def test_an_iteration_is_rolled_out_with_the_weights_before_the_last_step(
-    setup: Setup, log: Log, tmp_path: Path
-) -> None:
-    list(go_on(setup, options_of(setup), tmp_path, log))
+def test_an_iteration_is_rolled_out_with_the_weights_before_the_last_step(whole: tuple[Path, Log]) -> None:
+    _, log = whole
     found = {name.partition("/")[0]: versions_of(table) for name, table in sorted(log.episodes.items())}
     assert found == {f"iter={number:05d}": {max(number - 1, 0)} for number in range(ITERATIONS)}
     rows = list(log.metrics.values())
@@ -166,46 +182,44 @@ def test_the_next_rollout_runs_while_an_iteration_is_trained(
     assert seen == list(range(ITERATIONS))
 
 
-@pytest.mark.parametrize("stopped", range(1, ITERATIONS))
-def test_a_continued_run_rolls_out_with_the_same_weights_again(
-    setup: Setup, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: int
-) -> None:
-    """Bit for bit, although what was in flight is lost; weights come from the start or from a checkpoint."""
-    options, whole, broken = options_of(setup), tmp_path / "whole", tmp_path / "broken"
-    list(go_on(setup, options, whole, log))
-    expected = Log(dict(log.episodes), dict(log.validations), dict(log.metrics))
-    log.episodes.clear()
-    log.validations.clear()
-    with monkeypatch.context() as patch:
-        # The next rollout is over before the training that it runs beside begins; nothing of it is in the checkpoint.
-        patch.setattr("geo_sokoban_pipeline.training.grpo_loop.ThreadPoolExecutor", AtOnce)
-        running = go_on(setup, options, broken, log)
-        for number in running:
-            if number + 1 == stopped:
-                running.close()
-    log.weights.clear()
-    list(go_on(setup, options, broken, log))
-    begun = stopped - 1  # the version that rolls out the next iteration
-    source = str(broken / f"iter={begun - 1:05d}") if begun else str(setup.folder.path)
-    assert log.weights[0] == (begun, source)
-    for one, other in ((log.episodes, expected.episodes), (log.validations, expected.validations)):
+def assert_same(log: Log, folder: Path, whole: tuple[Path, Log]) -> None:
+    """All tables, the last weights and the metrics are those of the undisturbed run."""
+    for one, other in ((log.episodes, whole[1].episodes), (log.validations, whole[1].validations)):
         assert list(one) == list(other)
         for name, table in one.items():
             assert table.drop_columns("timings").equals(other[name].drop_columns("timings")), name
     last = f"iter={ITERATIONS - 1:05d}"
-    one, other = (load_file(folder / last / "model.safetensors") for folder in (whole, broken))
+    one, other = (load_file(place / last / "model.safetensors") for place in (whole[0], folder))
     assert all(np.array_equal(weight, other[name]) for name, weight in one.items())
-    for row in (log.metrics[last], expected.metrics[last]):
-        assert row["rollout/staleness"] == 1.0
+    assert log.metrics[last]["rollout/staleness"] == 1.0
 
 
-def test_a_longer_run_is_the_shorter_one_gone_on_with(setup: Setup, log: Log, tmp_path: Path) -> None:
-    list(go_on(setup, options_of(setup, eval_interval=0), tmp_path / "whole", log))
-    expected = dict(log.episodes)
+@pytest.mark.parametrize("stopped", [1, ITERATIONS - 1])
+def test_a_continued_run_rolls_out_with_the_same_weights_again(
+    setup: Setup, log: Log, whole: tuple[Path, Log], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: int
+) -> None:
+    """Bit for bit, although what was in flight is lost; weights come from the start or from a checkpoint."""
+    with monkeypatch.context() as patch:
+        # The next rollout is over before the training that it runs beside begins; nothing of it is in the checkpoint.
+        patch.setattr("geo_sokoban_pipeline.training.grpo_loop.ThreadPoolExecutor", AtOnce)
+        running = go_on(setup, options_of(setup), tmp_path, log)
+        for number in running:
+            if number + 1 == stopped:
+                running.close()
+    log.weights.clear()
+    list(go_on(setup, options_of(setup), tmp_path, log))
+    begun = stopped - 1  # the version that rolls out the next iteration
+    source = str(tmp_path / f"iter={begun - 1:05d}") if begun else str(setup.folder.path)
+    assert log.weights[0] == (begun, source)
+    assert_same(log, tmp_path, whole)
+
+
+def test_a_longer_run_is_the_shorter_one_gone_on_with(
+    setup: Setup, log: Log, whole: tuple[Path, Log], tmp_path: Path
+) -> None:
     for iterations in (2, ITERATIONS):
-        list(go_on(setup, options_of(setup, eval_interval=0, iterations=iterations), tmp_path / "parts", log))
-    for name, table in expected.items():
-        assert log.episodes[name].drop_columns("timings").equals(table.drop_columns("timings")), name
+        list(go_on(setup, options_of(setup, iterations=iterations), tmp_path, log))
+    assert_same(log, tmp_path, whole)
 
 
 @pytest.mark.parametrize("where", ["update", "rollout"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ import torch
 
 from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
-from geo_sokoban_pipeline.policies.policy import load_policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
-from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.sft import run_sft, sft_optimizer
+from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.training.sft_control import (
     Budget,
     ControlError,
@@ -33,6 +32,7 @@ from geo_sokoban_pipeline.training.sft_control import (
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from task_options import ControlOptions, TrainOptions
+from training.setup import Setup, copied, settings, weights
 
 SETTINGS = {"seed": 0, "warm_start.steps": 1000, "input.prompts": "a"}
 
@@ -93,12 +93,9 @@ def test_steps(rows, share, steps):
     ],
 )
 def test_runs_that_cannot_have_a_control_are_named(policy, rows, complete, message):
+    check_source(start(), metrics(1.0), 1, complete=True, wanted=SETTINGS)  # as it should be
     with pytest.raises(ControlError, match=message):
         check_source(policy, rows, 1, complete=complete, wanted=SETTINGS)
-
-
-def test_a_finished_run_with_these_settings_may_have_a_control():
-    check_source(start(), metrics(1.0, 2.0), 2, complete=True, wanted=SETTINGS)
 
 
 def test_levels_come_as_often_as_they_were_drawn():
@@ -135,51 +132,48 @@ def test_expert_of_the_control(train_options):
 
 
 @pytest.fixture(scope="module")
-def options(train_options: TrainOptions) -> TrainOptions:
-    warm = {"episodes_per_step": 4, "validation_episodes": 2, "warmup_steps": 0, "decay_fraction": 0.0, "play_every": 0}
-    values = train_options.model_dump()
-    values["warm_start"] |= warm | {"steps": 3, "learning_rate": 0.003}
-    values["rollout"]["max_turns"] = 3
-    return TrainOptions.model_validate(values)
+def options(setup: Setup) -> TrainOptions:
+    warm = {"episodes_per_step": 4, "validation_episodes": 2, "decay_fraction": 0.0, "steps": 3}
+    changes = {f"warm_start.{name}": value for name, value in warm.items()}
+    return settings(setup.options, changes | {"loop.eval_prompts": 4})
 
 
-def imitate(policy, rows, options, **changes):
-    warm = options.warm_start.model_copy(update=changes)
-    changed = options.model_copy(update={"warm_start": warm})
-    policy = copy.deepcopy(policy)
-    history, backend = run_sft(policy, rows, rows[:4], changed, 0)
+def warmed(options: TrainOptions, **changes: Any) -> TrainOptions:
+    return options.model_copy(update={"warm_start": options.warm_start.model_copy(update=changes)})
+
+
+def imitate(setup: Setup, options: TrainOptions, **changes: Any) -> tuple[Policy, Any, list[dict[str, Any]]]:
+    policy = copied(setup.policy)
+    history, backend = run_sft(policy, setup.rows, setup.rows[:4], warmed(options, **changes), 0)
     return policy, backend, history
 
 
-def same_weights(one, other):
-    pairs = zip(one.model.state_dict().items(), other.model.state_dict().items(), strict=True)
-    return all(torch.equal(first, second) for (_, first), (_, second) in pairs)
+@pytest.fixture(scope="module")
+def begun(setup: Setup, options: TrainOptions, tmp_path_factory: pytest.TempPathFactory) -> PolicyFolder:
+    """The policy after three steps of SFT."""
+    _, backend, history = imitate(setup, options)
+    return write_policy(tmp_path_factory.mktemp("begun") / "policy", CheckpointWriter(backend, {"history": history}))
 
 
-def test_a_control_is_the_warm_start_continued_bit_for_bit(tiny_policy, sokoban_rows, options, tmp_path):
+def test_a_control_is_the_warm_start_continued_bit_for_bit(
+    setup: Setup, options: TrainOptions, begun: PolicyFolder
+) -> None:
     """Without schedules, 3 steps and a control of 2 are 5 steps: weights, moments and numbers of demonstrations."""
-    rows = sokoban_rows(24, max_solution=3)
-    whole, _, _ = imitate(tiny_policy, rows, options, steps=5)
-    _, backend, history = imitate(tiny_policy, rows, options)
-    folder = write_policy(tmp_path / "policy", CheckpointWriter(backend, {"history": history}))
-    assert {"optimizer.safetensors", "trainer_state.json"} <= set(folder.manifest["files"])
+    rows = setup.rows
+    whole = weights(imitate(setup, options, steps=5)[0])
+    assert {"optimizer.safetensors", "trainer_state.json"} <= set(begun.manifest["files"])
     budget = Budget(1.0, 0.1, steps=2, first=3 * 4)
-    continued = load_policy(folder.path)
+    continued = load_policy(begun.path)
     # A control has no warm-up and no early end, whatever the warm start had.
-    began = options.warm_start.model_copy(update={"warmup_steps": 7, "stop_below": 100.0})
-    more, _ = continue_warm_start(
-        continued, folder.path, rows, rows[:4], options.model_copy(update={"warm_start": began}), 0, budget
-    )
+    other = warmed(options, warmup_steps=7, stop_below=100.0)
+    more, _ = continue_warm_start(continued, begun.path, rows, rows[:4], other, 0, budget)
     assert more[-1]["step"] == 2
-    assert same_weights(whole, continued)
+    assert torch.equal(whole, weights(continued))
     # Each part matters: other numbers, or no moments, give other weights.
-    repeated = load_policy(folder.path)
-    continue_warm_start(repeated, folder.path, rows, rows[:4], options, 0, Budget(1.0, 0.1, steps=2, first=0))
-    assert not same_weights(whole, repeated)
-    forgetful = load_policy(folder.path)
-    longer = options.model_copy(update={"warm_start": options.warm_start.model_copy(update={"steps": 2})})
-    run_sft(forgetful, rows, rows[:4], longer, 0, first=12)
-    assert not same_weights(whole, forgetful)
+    repeated, forgetful = load_policy(begun.path), load_policy(begun.path)
+    continue_warm_start(repeated, begun.path, rows, rows[:4], options, 0, replace(budget, first=0))
+    run_sft(forgetful, rows, rows[:4], warmed(options, steps=2), 0, first=12)
+    assert not any(torch.equal(whole, weights(policy)) for policy in (repeated, forgetful))
 
 
 BUSY = """
@@ -190,7 +184,7 @@ class Expert:
 
     def respond(self, env, generator):
         Expert.made += 1
-        if 1 < Expert.made <= 3:
+        if {slow}:
             until = time.process_time() + 0.15
             while time.process_time() < until:
                 pass
@@ -202,44 +196,38 @@ def build_teacher(name, patience, noise):
 """
 
 
-def test_timing_leaves_no_trace_and_sees_the_cost_of_an_expert(tiny_policy, sokoban_rows, options, tmp_path):
-    rows = sokoban_rows(24, max_solution=3)
-    _, backend, history = imitate(tiny_policy, rows, options)
-    folder = write_policy(tmp_path / "policy", CheckpointWriter(backend, {"history": history}))
-    before = {path: path.read_bytes() for path in folder.path.iterdir()}
+@pytest.mark.parametrize(
+    ("slow", "rounds", "is_counted"),
+    [("True", {"timed": 1, "rounds": 1}, True), ("1 < Expert.made <= 3", {"timed": 2}, False)],
+    ids=["always slow", "slow in the first timed round alone"],
+)
+def test_timing_leaves_no_trace_and_the_cheapest_round_counts(
+    setup: Setup,
+    options: TrainOptions,
+    begun: PolicyFolder,
+    tmp_path: Path,
+    slow: str,
+    rounds: dict[str, int],
+    is_counted: bool,
+) -> None:
+    before = {path: path.read_bytes() for path in begun.path.iterdir()}
     torch.manual_seed(5)
     drawn = torch.get_rng_state()
-    (tmp_path / "busy.py").write_text(BUSY.replace("1 < Expert.made <= 3", "True"), encoding="utf-8")
+    (tmp_path / "busy.py").write_text(BUSY.format(slow=slow), encoding="utf-8")
     expert = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
-    warm = options.warm_start.model_copy(update={"teacher": expert, "episodes_per_step": 2})
-    slow = options.model_copy(update={"warm_start": warm})
-    assert time_steps(folder, rows, slow, 0, untimed=1, timed=1, rounds=1) >= 2 * 0.15
+    chosen = warmed(options, teacher=expert, episodes_per_step=1)
+    assert (time_steps(begun, setup.rows, chosen, 0, untimed=1, **rounds) >= 0.15) == is_counted
     assert torch.equal(drawn, torch.get_rng_state())
-    assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
+    assert {path: path.read_bytes() for path in begun.path.iterdir()} == before
 
 
-def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path):
-    """An expert that is slow in the first timed round alone makes the control no shorter."""
-    rows = sokoban_rows(24, max_solution=3)
-    (tmp_path / "busy.py").write_text(BUSY, encoding="utf-8")
-    expert = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
-    warm = options.warm_start.model_copy(update={"teacher": expert, "episodes_per_step": 1})
-    folder = write_policy(
-        tmp_path / "policy",
-        CheckpointWriter(build_backend(copy.deepcopy(tiny_policy), sft_optimizer(warm, options.optimizer)), {}),
-    )
-    chosen = options.model_copy(update={"warm_start": warm})
-    assert time_steps(folder, rows, chosen, 0, untimed=1, timed=2) < 0.15
-
-
-def test_looking_on_changes_nothing(tiny_policy, sokoban_rows, options):
-    rows = sokoban_rows(24, max_solution=3)
-    blind, _, plain = imitate(tiny_policy, rows, options, validate_every=100)
+def test_looking_on_changes_nothing(setup: Setup, options: TrainOptions) -> None:
+    blind, _, plain = imitate(setup, options, validate_every=100)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    watched, _, history = imitate(tiny_policy, rows, options, validate_every=1, play_every=2)
+    watched, _, history = imitate(setup, options, validate_every=1, play_every=2)
     assert torch.equal(before, torch.get_rng_state())
-    assert same_weights(blind, watched)
+    assert torch.equal(weights(blind), weights(watched))
     assert [row["step"] for row in plain] == [3]
     assert [row["step"] for row in history] == [1, 2, 3]
     assert ["sampled_solve_rate" in row for row in history] == [False, True, True]
@@ -248,13 +236,13 @@ def test_looking_on_changes_nothing(tiny_policy, sokoban_rows, options):
     assert seconds == sorted(seconds) and seconds[0] > 0
 
 
-def test_demonstrations_of_one_pool_are_drawn_uniformly(tiny_policy, sokoban_rows, options):
+def test_demonstrations_of_one_pool_are_drawn_uniformly(setup: Setup, options: TrainOptions) -> None:
     """What `repeat_prompts` relies on: rows without a length are one difficulty, whatever their true lengths."""
-    rows = sokoban_rows(24, max_solution=3)
-    chosen = [*(row for row in rows if row["solution_length"] == 1)][:1]
-    chosen += [*(row for row in rows if row["solution_length"] == 2)][:3]
-    pool = repeat_prompts(rows, {str(row["level_hash"]): 1 for row in chosen}, SOKOBAN)
-    expert = Demonstrator(pool, tiny_policy, control_options(options, ControlOptions(imitate="optimal")), 0, "training")
+    chosen = [row for row in setup.rows if row["solution_length"] == 1][:1]
+    chosen += [row for row in setup.rows if row["solution_length"] == 2][:3]
+    pool = repeat_prompts(setup.rows, {str(row["level_hash"]): 1 for row in chosen}, SOKOBAN)
+    optimal = control_options(options, ControlOptions(imitate="optimal"))
+    expert = Demonstrator(pool, setup.policy, optimal, 0, "training")
     drawn = Counter(expert.demonstrate(number).images[0].key for number in range(160))
     # Drawn by length first, the single level of its length would come 80 times.
     assert len(drawn) == 4 and all(25 <= count <= 55 for count in drawn.values()), drawn
