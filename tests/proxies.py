@@ -22,13 +22,14 @@ class Proxy:
         url: of the proxy.
         seen: paths of all requests, in order.
         answered: answers of the server to `/generate` so far.
+        most: requests to `/generate` that were in flight at once.
         is_closed: whether nothing listens at `url` any more.
     """
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.seen: list[str] = []
-        self.answered = 0
+        self.answered = self.most = 0
         self.is_closed = False
         self._faults: dict[str, list[Fault]] = {}
         self._loop = asyncio.new_event_loop()
@@ -41,6 +42,11 @@ class Proxy:
         before it is passed on (`wait 3`) or its answer passed back (`late 3`).
         """
         self._faults.setdefault(path, []).extend(faults)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests to `/generate` without an answer."""
+        return self.seen.count("/generate") - self.answered
 
     def close(self) -> None:
         self.is_closed = True
@@ -68,6 +74,7 @@ class Proxy:
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(request.path)
+        self.most = max(self.most, self.in_flight)
         orders = self._faults.get(request.path, [])
         fault = orders.pop(0) if orders else None
         if fault == "500":

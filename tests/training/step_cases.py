@@ -36,6 +36,10 @@ RAW = {"grpo.normalize": "none"}
 # Gradients of this size pass the clip, so that what only scales them is seen.
 UNCLIPPED = {"optimizer.clip": 1e6, "optimizer.eps": 1e-2}
 BOUNDED = {"optimizer.logit_chunk": 7, "optimizer.vision_patches": 40, "optimizer.gradient_checkpointing": True}
+# Every term has a metric, and a micro-batch its weight in each of them.
+METRICS = (
+    RECOMPUTE | KL | {"grpo.importance_cap": 1.01, "grpo.entropy_coefficient": 0.1, "grpo.constant_denominator": 30.0}
+)
 T = "rollout.sampling.temperature"
 
 CASES = [
@@ -108,7 +112,12 @@ CASES = [
     StepCase("muon's momentum", STEPS, MUON),
     StepCase("muon's weight decay", {"optimizer.weight_decay": 0.5}, MUON),
     # How a step is cut changes nothing.
-    StepCase("small micro-batches", {"optimizer.max_tokens": 150}, same=True),
+    *(
+        StepCase(
+            f"small micro-batches, {kind}", {"optimizer.max_tokens": 150}, METRICS | {"grpo.reduction": kind}, same=True
+        )
+        for kind in ("sample_mean", "token_mean", "constant")
+    ),
     StepCase("few logits at once", {"optimizer.logit_chunk": 7}, same=True),
     StepCase("few logits and patches, layers run twice", BOUNDED, KL | STEPS, same=True),
 ]

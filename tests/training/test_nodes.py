@@ -110,10 +110,27 @@ def train(setup: Setup, root: Path, changes: dict[str, Any], stop_after: int | N
     return stored
 
 
+Call = tuple[str, str]  # file and function
+
+
 @pytest.fixture(scope="module")
-def stored(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+def stacks() -> list[list[Call]]:
+    """Calls in which the loss of a policy was computed, the innermost first, in the training of `stored`."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def stored(setup: Setup, tmp_path_factory: pytest.TempPathFactory, stacks: list[list[Call]]) -> Stored:
     changes = {"loop.iterations": 3, "loop.eval_interval": 1, "loop.eval_prompts": 4, "evaluation.samples": 1}
-    return train(setup, tmp_path_factory.mktemp("stored"), changes)
+    policy_loss = loss.policy_loss
+
+    def noted(*arguments: Any, **named: Any) -> loss.PolicyLoss:
+        stacks.append([(Path(frame.filename).name, frame.function) for frame in inspect.stack(context=0)[1:]])
+        return policy_loss(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss, "policy_loss", noted)
+        return train(setup, tmp_path_factory.mktemp("stored"), changes)
 
 
 def keys(rows: pd.DataFrame) -> set[str]:
@@ -137,21 +154,9 @@ def test_training_plays_its_prompts_and_validates_on_others(stored: Stored) -> N
         assert set(validated) == set(stored.validation["level_hash"][:4]) and len(validated) == 2 * 4
 
 
-def test_from_the_node_to_the_ratio_are_six_calls(
-    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_the_node_to_the_ratio_are_six_calls(stored: Stored, stacks: list[list[Call]]) -> None:
     """Who reads how a step is computed opens five files, one after the other."""
-    stacks = []
-    policy_loss = loss.policy_loss
-
-    def noted(*arguments: Any, **named: Any) -> loss.PolicyLoss:
-        stacks.append([(Path(frame.filename).name, frame.function) for frame in inspect.stack(context=0)[1:]])
-        return policy_loss(*arguments, **named)
-
-    monkeypatch.setattr(loss, "policy_loss", noted)
-    train(setup, tmp_path, {"loop.iterations": 1})
-    names = [function for _, function in stacks[0]]
-    calls = stacks[0][: names.index("train_grpo") + 1]
+    calls = stacks[0][: [function for _, function in stacks[0]].index("train_grpo") + 1]
     assert len(calls) <= 6, calls
     assert len({file for file, _ in calls}) <= 5, calls
 
@@ -233,19 +238,17 @@ def test_the_final_evaluation_names_each_policy_by_its_own_row(stored: Stored) -
     assert summary["policies"] == ["start", "final"]
 
 
-# Sampled solve rate by version of the policy, interval of checkpoints → iteration of the best one, what stays stored.
+# Sampled solve rate by version of the policy, interval of checkpoints → iteration of the best one, what stays stored;
+# iterations after which the run is stopped and continued.
 BEST = {
-    "every one is saved": ([0.2, 0.4, 0.9, 0.6, 0.9, 0.5], 1, 1, [1, 4]),
-    "not every one is saved": ([0.2, 0.95, 0.6, 0.9, 0.7, 0.5], 2, 3, [3, 4]),
-    "the newest": ([0.2, 0.4, 0.5, 0.6, 0.6, 0.7], 1, 4, [4]),
-    "none is better than the start": ([0.97, 0.4, 0.9, 0.6, 0.8, 0.5], 1, START, [1, 4]),
+    "every one is saved": ([0.2, 0.4, 0.9, 0.6, 0.9, 0.5], 1, 1, [1, 4], None),
+    "not every one is saved": ([0.2, 0.95, 0.6, 0.9, 0.7, 0.5], 2, 3, [3, 4], 4),
+    "the newest": ([0.2, 0.4, 0.5, 0.6, 0.6, 0.7], 1, 4, [4], 4),
+    "none is better than the start": ([0.97, 0.4, 0.9, 0.6, 0.8, 0.5], 1, START, [1, 4], None),
 }
 
 
-@pytest.mark.parametrize(
-    ("rates", "interval", "best", "kept", "stop_after"),
-    [(*case, None) for case in BEST.values()] + [(*BEST["not every one is saved"], 4), (*BEST["the newest"], 4)],
-)
+@pytest.mark.parametrize(("rates", "interval", "best", "kept", "stop_after"), BEST.values(), ids=BEST)
 def test_the_best_policy_is_kept_and_becomes_the_final_one(
     setup: Setup,
     tmp_path: Path,

@@ -25,8 +25,8 @@ from training.step_cases import CASES, StepCase
 
 
 def played(setup: Setup, case: StepCase) -> list[Trajectory]:
-    """Copies of the episodes, with the tokens of earlier weights that the case wants."""
-    episodes = copy.deepcopy(setup.episodes)
+    """Copies of the episodes of three groups, with the tokens of earlier weights that the case wants."""
+    episodes = copy.deepcopy([episode for episode in setup.episodes if episode.group_index > 0])
     if case.stale:
         for episode in episodes[::2]:
             places = np.flatnonzero(episode.loss_mask)

@@ -69,32 +69,25 @@ def gradients(policy: Policy, samples: Sequence[TrainSample], grpo: dict[str, An
     return {name: parameter.grad for name, parameter in policy.model.named_parameters()}, metrics
 
 
-@pytest.mark.parametrize("grpo", GRPO)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.fixture(scope="module")
+def expected(tiny_policy: Policy, samples: list[TrainSample]) -> dict[str, Any]:
+    """Gradients and metrics without any option."""
+    return {name: gradients(tiny_policy, samples, grpo) for name, grpo in GRPO.items()}
+
+
+@pytest.mark.parametrize(("name", "grpo"), [*((name, "entropy and kl") for name in OPTIONS), ("all", "plain")])
 def test_gradients_are_those_without_the_option(
-    tiny_policy: Policy, samples: list[TrainSample], name: str, grpo: str
+    tiny_policy: Policy, samples: list[TrainSample], expected: dict[str, Any], name: str, grpo: str
 ) -> None:
-    expected, wanted = gradients(tiny_policy, samples, GRPO[grpo])
+    wanted, wanted_metrics = expected[grpo]
     found, metrics = gradients(tiny_policy, samples, GRPO[grpo], **OPTIONS[name])
-    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    for parameter, gradient in expected.items():
-        assert (found[parameter] - gradient).norm() <= 1e-5 * norm, parameter
-    assert metrics == pytest.approx(wanted, abs=1e-6)
+    for parameter, gradient in wanted.items():
+        assert (found[parameter] - gradient).norm() <= 1e-5 * norm_of(wanted), parameter
+    assert metrics == pytest.approx(wanted_metrics, abs=1e-6)
 
 
-@pytest.mark.parametrize("matrices", ["adamw", "muon"])
-def test_steps_move_the_weights_as_without_the_options(
-    tiny_policy: Policy, samples: list[TrainSample], matrices: Any
-) -> None:
-    rate, moved = 1e-3, []
-    for changes in ({}, OPTIONS["all"]):
-        # A larger epsilon: moments near 0 would turn the rounding of two sums into steps of full size.
-        options = OptimizerOptions(max_tokens=400, matrices=matrices, eps=1e-5, **changes)
-        backend = TorchBackend(copy.deepcopy(tiny_policy), options, TEMPERATURE)
-        for _ in range(3):
-            backend.step(samples, GrpoObjective(GrpoOptions(**GRPO["entropy and kl"])), rate)
-        moved.append(torch.cat([weight.flatten() for _, weight in backend.iter_weights()]))
-    assert (moved[0] - moved[1]).abs().max() <= 0.05 * rate
+def norm_of(gradients: dict[str, Tensor]) -> Tensor:
+    return torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -133,14 +126,13 @@ def frozen(policy: Policy, *prefixes: str) -> Policy:
 @pytest.mark.parametrize("options", [{}, OPTIONS["all"]], ids=["plain", "bounded"])
 @pytest.mark.parametrize("part", ["visual", "language_model.layers.0", "language_model.embed_tokens"])
 def test_frozen_parts_have_no_gradients_and_change_no_others(
-    tiny_policy: Policy, samples: list[TrainSample], part: str, options: dict[str, Any]
+    tiny_policy: Policy, samples: list[TrainSample], expected: dict[str, Any], part: str, options: dict[str, Any]
 ) -> None:
-    expected, _ = gradients(tiny_policy, samples, GRPO["entropy and kl"])
+    wanted, _ = expected["entropy and kl"]
     found, _ = gradients(frozen(tiny_policy, part), samples, GRPO["entropy and kl"], **options)
-    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
     without = {name for name, gradient in found.items() if gradient is None}
-    assert without == {name for name in expected if name.startswith(f"model.{part}.")} != set()
-    assert all((found[name] - expected[name]).norm() <= 1e-5 * norm for name in set(expected) - without)
+    assert without == {name for name in wanted if name.startswith(f"model.{part}.")} != set()
+    assert all((found[name] - wanted[name]).norm() <= 1e-5 * norm_of(wanted) for name in set(wanted) - without)
 
 
 @pytest.mark.parametrize("matrices", ["adamw", "muon"])
@@ -175,27 +167,24 @@ def deep_policy(layers: int, **sizes: Any) -> Policy:
     return build_tiny_policy(TinyPolicyOptions(layers=layers, **sizes), 0)
 
 
-def test_checkpointing_keeps_two_rows_a_token_and_layer(samples: list[TrainSample]) -> None:
-    tokens = len(samples) * max(sample.length for sample in samples)
-    growth = {
-        checkpointing: kept_bytes(deep_policy(8), samples, gradient_checkpointing=checkpointing)
-        - kept_bytes(deep_policy(2), samples, gradient_checkpointing=checkpointing)
-        for checkpointing in (False, True)
-    }
-    row = 4 * TinyPolicyOptions().hidden
-    assert growth[True] / (6 * tokens) <= 2 * row < growth[False] / (6 * tokens)
-
-
-def test_checkpointing_keeps_two_rows_a_patch_and_block(samples: list[TrainSample]) -> None:
+@pytest.mark.parametrize("part", ["layers", "vision_layers"])
+def test_checkpointing_keeps_two_rows_a_token_and_layer_or_a_patch_and_block(
+    samples: list[TrainSample], part: str
+) -> None:
     images = {image.key: image for sample in samples for image in sample.images}
-    patches = sum(int(np.prod(image.grid)) for image in images.values())
-    growth = {
-        checkpointing: kept_bytes(deep_policy(1, vision_layers=8), samples, gradient_checkpointing=checkpointing)
-        - kept_bytes(deep_policy(1, vision_layers=2), samples, gradient_checkpointing=checkpointing)
-        for checkpointing in (False, True)
-    }
-    row = 4 * TinyPolicyOptions().vision_hidden
-    assert growth[True] / (6 * patches) <= 2 * row < growth[False] / (6 * patches)
+    rows, width = {
+        "layers": (len(samples) * max(sample.length for sample in samples), TinyPolicyOptions().hidden),
+        "vision_layers": (
+            sum(int(np.prod(image.grid)) for image in images.values()),
+            TinyPolicyOptions().vision_hidden,
+        ),
+    }[part]
+    policies = [deep_policy(**{"layers": 1, part: count}) for count in (8, 2)]
+    plain, bounded = (
+        int.__sub__(*(kept_bytes(policy, samples, gradient_checkpointing=on) for policy in policies))
+        for on in (False, True)
+    )
+    assert bounded / (6 * rows) <= 2 * 4 * width < plain / (6 * rows)
 
 
 def peak_bytes(policy: Policy, samples: Sequence[TrainSample], **changes: Any) -> int:
@@ -225,13 +214,13 @@ def test_vision_passes_bound_the_peak_of_a_step(sokoban_rows: Any, train_options
     assert bounded[1] <= 1.2 * bounded[0] and whole[1] > 3 * whole[0], (bounded, whole)
 
 
-VOCABULARY = 151_936
+VOCABULARY = 30_000
 CHUNK = 64
 
 
 @pytest.fixture(scope="module")
 def wide_policy() -> Policy:
-    """Thin, with Qwen3-VL's vocabulary. The last norm alone is trained, so that logits are all that counts."""
+    """Thin, with a large vocabulary. The last norm alone is trained, so that logits are all that counts."""
     thin = {"hidden": 16, "heads": 1, "kv_heads": 1, "mlp": 16, "deepstack": ()}
     tiny = deep_policy(1, **thin)
     config = copy.deepcopy(tiny.model.config)

@@ -135,42 +135,6 @@ def test_a_model_with_dropout_is_refused(tiny_policy: Policy) -> None:
         TorchBackend(policy, OptimizerOptions())
 
 
-@pytest.mark.parametrize("reduction", ["sample_mean", "token_mean", "constant"])
-@pytest.mark.parametrize(("max_tokens", "logit_chunk"), [(64, 16_384), (100_000, 5)])
-def test_a_step_is_the_same_however_it_is_cut(
-    tiny_policy: Policy, samples: list[TrainSample], reduction: str, max_tokens: int, logit_chunk: int
-) -> None:
-    """Weights of the micro-batches in every metric too: samples have other numbers of tokens."""
-    assert len({len(sample.targets) for sample in samples}) > 2
-    grpo = GrpoOptions(
-        reduction=reduction,  # type: ignore[arg-type]
-        old_log_probs="recompute",
-        constant_denominator=50.0,
-        importance_cap=1.01,
-        kl_coefficient=0.1,
-        entropy_coefficient=0.1,
-    )
-    results = []
-    for options in (OptimizerOptions(), OptimizerOptions(max_tokens=max_tokens, logit_chunk=logit_chunk)):
-        backend = TorchBackend(copy.deepcopy(tiny_policy), options)
-        results.append(backend.step(samples, GrpoObjective(grpo), 1e-3))
-    for name, value in results[0].items():
-        assert np.isclose(value, results[1][name], rtol=1e-4, atol=1e-6), name
-
-
-def test_state_survives_the_disk_bit_for_bit(tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path) -> None:
-    live = TorchBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
-    live.step(samples, SftObjective(), 1e-3)
-    live.export(tmp_path)
-    live.save_state(tmp_path)
-    resumed = TorchBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
-    resumed.load_state(tmp_path)
-    for backend in (live, resumed):
-        backend.step(samples, SftObjective(), 1e-3)
-    for (name, one), (_, other) in zip(live.iter_weights(), resumed.iter_weights(), strict=True):
-        assert torch.equal(one, other), name
-
-
 @pytest.mark.parametrize("is_continued", [False, True])
 def test_a_step_without_finite_gradient_changes_nothing(
     tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path, is_continued: bool

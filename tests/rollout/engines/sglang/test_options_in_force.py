@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
@@ -38,39 +37,41 @@ LEAST = {
     "--random-seed": "1",
     "--preferred-sampling-params": '{"logit_bias": {"7": -1000000000.0}}',
     "--base-gpu-id": "1",
+    "--sleep-on-idle": "",
+    "--skip-server-warmup": "",
 }
-SWITCHES = {"--sleep-on-idle", "--skip-server-warmup"}
-# (changes, flags that differ from the least that is said; None: is not said)
-FLAGS: dict[str, tuple[dict[str, Any], dict[str, str | None]]] = {
-    "host": ({"host": "10.0.0.1"}, {"--host": "10.0.0.1"}),
-    "device": ({"device": "cpu"}, {"--device": "cpu", "--base-gpu-id": None}),
-    "all_interfaces": ({"host": "0.0.0.0", "all_interfaces": True}, {"--host": "0.0.0.0"}),
-    "trust_remote_code": ({"trust_remote_code": True}, {"--trust-remote-code": ""}),
-    "dtype": ({"dtype": "float16"}, {"--dtype": "float16"}),
-    "tensor_parallel": ({"tensor_parallel": 4}, {"--tp-size": "4", "--base-gpu-id": "4"}),
-    "first_gpu": ({"first_gpu": 4}, {"--base-gpu-id": "5"}),
-    "colocated": ({"colocated": True}, {"--enable-memory-saver": ""}),
-    "memory_fraction": ({"memory_fraction": 0.7}, {"--mem-fraction-static": "0.7"}),
-    "max_total_tokens": ({"max_total_tokens": 77}, {"--max-total-tokens": "77"}),
-    "context_tokens": ({"context_tokens": 100}, {"--context-length": "102"}),
-    "attention_backend": ({"attention_backend": "fa3"}, {"--attention-backend": "fa3"}),
-    "mm_attention_backend": ({"mm_attention_backend": "sdpa"}, {"--mm-attention-backend": "sdpa"}),
-    "cuda_graph_batch_sizes": ({"cuda_graph_batch_sizes": (3,)}, {"--cuda-graph-bs-decode": "3"}),
-    "deterministic": ({"deterministic": True}, {"--enable-deterministic-inference": ""}),
-    "random_seed": ({"random_seed": 9}, {"--random-seed": "10"}),
-    "extra_arguments": ({"extra_arguments": ("--log-level", "info")}, {"--log-level": "info"}),
-}
+# (field, its value, flags that differ from the least that is said; None: is not said)
+FLAGS: list[tuple[str, Any, dict[str, str | None]]] = [
+    ("host", "10.0.0.1", {"--host": "10.0.0.1"}),
+    ("device", "cpu", {"--device": "cpu", "--base-gpu-id": None}),
+    ("trust_remote_code", True, {"--trust-remote-code": ""}),
+    ("dtype", "float16", {"--dtype": "float16"}),
+    ("tensor_parallel", 4, {"--tp-size": "4", "--base-gpu-id": "4"}),
+    ("first_gpu", 4, {"--base-gpu-id": "5"}),
+    ("colocated", True, {"--enable-memory-saver": ""}),
+    ("memory_fraction", 0.7, {"--mem-fraction-static": "0.7"}),
+    ("max_total_tokens", 77, {"--max-total-tokens": "77"}),
+    ("context_tokens", 100, {"--context-length": "102"}),  # two that no conversation gets
+    ("context_tokens", 9000, {"--context-length": "9000"}),  # no more than the model has
+    ("attention_backend", "fa3", {"--attention-backend": "fa3"}),
+    ("mm_attention_backend", "sdpa", {"--mm-attention-backend": "sdpa"}),
+    ("cuda_graph_batch_sizes", (3,), {"--cuda-graph-bs-decode": "3"}),
+    ("cuda_graph_batch_sizes", (), {"--disable-cuda-graph": ""}),
+    ("deterministic", True, {"--enable-deterministic-inference": ""}),
+    ("random_seed", 9, {"--random-seed": "10"}),
+    ("extra_arguments", ("--log-level", "info"), {"--log-level": "info"}),
+]
 # Effects that show at a server alone: the file and the test that asks one.
 ASKED = {
     "mode": ("conftest.py", "player"),
-    "urls": ("test_server_faults.py", "test_nobody_listens"),
-    "count": ("test_server_life.py", "test_several_servers_have_the_same_weights_and_stand_in_for_each_other"),
+    "urls": ("test_server_faults.py", "test_servers_that_are_refused"),
+    "count": ("test_server_life.py", "launched"),
     "concurrency": ("test_server_cache.py", "test_requests_beyond_the_bound_wait"),
     "update": ("test_server_weights.py", "test_weights_that_are_handed_over"),
     "bucket_bytes": ("test_server_weights.py", "test_responses_are_those_of_the_new_weights"),
     "faults.start_timeout": ("test_server_faults.py", "test_a_slow_start_ends_the_server"),
-    "faults.health_interval": ("test_server_life.py", "test_a_server_is_brought_back"),
-    "faults.health_timeout": ("test_server_life.py", "test_a_server_is_brought_back"),
+    "faults.health_interval": ("test_server_life.py", "test_a_server_behind_a_router_hangs"),
+    "faults.health_timeout": ("test_server_life.py", "test_a_server_behind_a_router_hangs"),
     "faults.tries": ("test_server_faults.py", "test_tries_are_bounded"),
     "faults.restarts": ("test_server_faults.py", "test_an_update_waits_while_a_server_is_brought_back"),
     "faults.grace": ("test_process.py", "test_a_halted_program_is_ended"),
@@ -93,8 +94,14 @@ def flags(said: list[str]) -> dict[str, str]:
 
 
 def _environment() -> None:
-    made = server_environment(ServerOptions(environment={"A": "b"}), {"A": "own", "C": "d"})
-    assert (made["A"], made["C"]) == ("b", "d")
+    own = {"PATH": "/bin", "PYTHONPATH": "/project/src", "VIRTUAL_ENV": "/project/.venv", "OMP_NUM_THREADS": "8"}
+    own |= {"PYTHONDONTWRITEBYTECODE": "1", "SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "A": "own"}
+    made = server_environment(ServerOptions(device="cpu", environment={"A": "b"}), own)
+    assert made["SGLANG_VLM_CACHE_SIZE_MB"] == "0"  # or images keep the features of old weights
+    assert made["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"  # or log-probs are those of another temperature
+    assert (made["SGLANG_USE_CPU_ENGINE"], made["OMP_NUM_THREADS"], made["PATH"], made["A"]) == ("1", "1", "/bin", "b")
+    assert {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(made)
+    assert "SGLANG_USE_CPU_ENGINE" not in server_environment(ServerOptions(), own)
 
 
 def _python() -> None:
@@ -104,12 +111,22 @@ def _python() -> None:
 
 
 def _router() -> None:
-    said = {
-        name: flags(router_command(ServerOptions(router=name, host="10.0.0.1"), ["http://a:1"], 1, 2))
-        for name in ("cache_aware", "sticky")
-    }
-    assert {name: one["--policy"] for name, one in said.items()} == {"cache_aware": "cache_aware", "sticky": "manual"}
-    assert {one["--host"] for one in said.values()} == {"10.0.0.1"}
+    """It stands before all servers."""
+    for name, kind in (("cache_aware", "cache_aware"), ("sticky", "manual")):
+        options = ServerOptions(count=2, router=name, host="10.0.0.1")
+        said = router_command(options, ["http://a:1", "http://b:2"], 4001, 4002)
+        start = said.index("--worker-urls")
+        assert said[start + 1 : start + 3] == ["http://a:1", "http://b:2"]
+        found = flags(said)
+        assert (found["--policy"], found["--host"], found["--port"]) == (kind, "10.0.0.1", "4001")
+        assert {"--disable-retries", "--disable-circuit-breaker", "--disable-health-check"} <= set(found)
+
+
+def _all_interfaces() -> None:
+    """A server there is reached on this machine."""
+    for host, reached in (("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("node7", "node7"), ("fe80::1", "[fe80::1]")):
+        options = ServerOptions(host=host, all_interfaces=True)
+        assert (options.reachable_host, flags(words(host=host, all_interfaces=True))["--host"]) == (reached, host)
 
 
 def _timeouts() -> None:
@@ -194,6 +211,7 @@ def _pauses() -> None:
 
 
 SHOWN: dict[str, Callable[[], None]] = {
+    "all_interfaces": _all_interfaces,
     "api_key_variable": _key,
     "environment": _environment,
     "python": _python,
@@ -209,33 +227,27 @@ SHOWN: dict[str, Callable[[], None]] = {
 
 
 def test_every_field_is_shown_to_have_an_effect() -> None:
-    tables = [set(FLAGS), set(ASKED), set(SHOWN)]
+    tables = [{field for field, _, _ in FLAGS}, set(ASKED), set(SHOWN)]
     assert set.union(*tables) == set(leaves(ServerOptions))
     assert sum(map(len, tables)) == len(set.union(*tables))
+    for name, (file, function) in ASKED.items():
+        text = (HERE / file).read_text("utf-8")
+        assert f"def {function}(" in text
+        field = name.rpartition(".")[2]
+        assert field in text + (HERE.parents[2] / "servers.py").read_text("utf-8"), f"nothing in {file} names {field}"
 
 
 def test_the_least_that_is_said() -> None:
-    assert flags(words()) == LEAST | dict.fromkeys(SWITCHES, "")
+    assert words()[1:3] == ["-m", "sglang.launch_server"]
+    assert flags(words()) == LEAST
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_flags(name: str) -> None:
-    changes, expected = FLAGS[name]
-    wanted = {**LEAST, **dict.fromkeys(SWITCHES, ""), **expected}
-    assert flags(words(**changes)) == {flag: value for flag, value in wanted.items() if value is not None}
+@pytest.mark.parametrize(("field", "chosen", "expected"), FLAGS)
+def test_flags(field: str, chosen: Any, expected: dict[str, str | None]) -> None:
+    wanted = {**LEAST, **expected}
+    assert flags(words(**{field: chosen})) == {flag: value for flag, value in wanted.items() if value is not None}
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(SHOWN.values()), ids=lambda check: check.__name__.strip("_"))
 def test_effects(check: Callable[[], None]) -> None:
     check()
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_effects_that_a_server_shows_have_their_tests(name: str) -> None:
-    """The test is there, and its code names the field (or a helper of its file does)."""
-    file, function = ASKED[name]
-    tree = ast.parse((HERE / file).read_text("utf-8"))
-    assert function in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    field = name.rsplit(".", maxsplit=1)[-1]
-    written = (HERE / file).read_text("utf-8") + (HERE.parents[2] / "servers.py").read_text("utf-8")
-    assert field in written, f"nothing in {file} names {field}"

@@ -16,37 +16,37 @@ from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from policies.library import library_log_probs, library_logits
-from rollout.engines.sglang.material import TOLERANCE, ask, expected_log_probs, request_with
+from rollout.engines.sglang.material import TOLERANCE, ask, assert_sampled_by, request_with
 from servers import PYTHON, attached
 from stock_pixels import pixel_values
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 
 
-@pytest.mark.parametrize("images", [0, 1, 2, 8])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingOptions(),
-        SamplingOptions(temperature=0.6),
-        SamplingOptions(top_p=0.8, top_k=30),
-        SamplingOptions(greedy=True),
-    ],
-    ids=["plain", "cool", "cut", "greedy"],
-)
-def test_log_probs_equal_those_of_this_process(sglang_server, tiny_policy, images, sampling):
-    request = request_with(tiny_policy, images, sampling)
+KINDS = [
+    SamplingOptions(),
+    SamplingOptions(temperature=0.6),
+    SamplingOptions(top_p=0.8, top_k=30),
+    SamplingOptions(greedy=True),
+]
+
+
+def test_log_probs_equal_those_of_this_process(sglang_server, tiny_policy):
+    """Of each kind of sampling, with 0 to 8 images."""
+    cases = enumerate((sampling, images) for sampling in KINDS for images in (0, 1, 2, 8))
+    requests = [request_with(tiny_policy, images, sampling, number) for number, (sampling, images) in cases]
     with attached(tiny_policy, sglang_server) as engine:
-        engine.submit([request])
-        (result,) = engine.poll()
-        assert engine.poll() == []
-    assert 0 < len(result.token_ids) <= 12
-    assert not set(result.token_ids.tolist()) & set(tiny_policy.banned_ids.tolist())
-    np.testing.assert_allclose(result.log_probs, expected_log_probs(tiny_policy, request, result), atol=TOLERANCE)
-    if sampling.greedy:
-        ours = ask(TransformersEngine(tiny_policy), request)[0]
-        assert ours.token_ids.tolist() == result.token_ids.tolist()
-        np.testing.assert_allclose(result.log_probs, ours.log_probs, atol=TOLERANCE)
+        responses = ask(engine, *requests)
+    greedy = ask(TransformersEngine(tiny_policy), *(one for one in requests if one.sampling.greedy))
+    for request in requests:
+        result = responses[request.id]
+        assert 0 < len(result.token_ids) <= 12
+        assert not set(result.token_ids.tolist()) & set(tiny_policy.banned_ids.tolist())
+        assert_sampled_by(tiny_policy, request, result)
+        if request.sampling.greedy:
+            ours = greedy[request.id]
+            assert ours.token_ids.tolist() == result.token_ids.tolist()
+            np.testing.assert_allclose(result.log_probs, ours.log_probs, atol=TOLERANCE)
 
 
 def test_greedy_episodes_are_those_of_this_process(sglang_server, player, make_tasks, play):
@@ -93,21 +93,17 @@ def test_sampled_episodes_have_the_log_probs_of_this_process(sglang_server, play
 def test_an_unseeded_server_does_not_repeat_itself(sglang_server, tiny_policy):
     """Why `seeded` is false: equal seeds, unlike responses."""
     with attached(tiny_policy, sglang_server) as engine:
-        engine.submit([request_with(tiny_policy, 1, SamplingOptions(), identity) for identity in range(4)])
-        responses = set()
-        while results := engine.poll():
-            responses |= {tuple(result.token_ids.tolist()) for result in results}
-    assert len(responses) > 1
+        results = ask(engine, *(request_with(tiny_policy, 1, identity=identity) for identity in range(4)))
+    assert len({tuple(result.token_ids.tolist()) for result in results.values()}) > 1
 
 
-@pytest.mark.parametrize(("length", "expected"), [("longest", set(range(1, 8))), ("longer", {0})])
-def test_the_end_of_the_context(sglang_server, tiny_policy, length, expected):
+@pytest.mark.parametrize(("beyond", "expected"), [(0, range(1, 8)), (1, [0])])
+def test_the_end_of_the_context(sglang_server, tiny_policy, beyond, expected):
     """Up to the last token the server takes the prompt, and beyond it nothing is asked."""
     with attached(tiny_policy, sglang_server) as engine:
-        tokens = engine.limits.longest_prompt + (length == "longer")
+        tokens = engine.limits.longest_prompt + beyond
         ids = np.full(tokens, tiny_policy.codec.encode_text("up")[0], np.int32)
-        engine.submit([Request(0, ids, (), SamplingOptions(), None, seed=0)])
-        (result,) = engine.poll()
+        result = ask(engine, Request(0, ids, (), SamplingOptions(), None, seed=0))[0]
     assert len(result.token_ids) in expected
     assert result.finish_reason in ("length", "stop")
 

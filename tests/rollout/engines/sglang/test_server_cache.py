@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from proxies import proxied
+from rollout.engines.sglang.material import ask, request_with
 from servers import attached
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
@@ -51,8 +53,8 @@ def test_later_turns_are_read_on_from_the_cache(sglang_server, player, make_task
     assert shares.min() >= 0.95, sorted(shares)[:5]
 
 
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_requests_beyond_the_bound_wait(sglang_server, player, make_tasks, play, concurrency):
-    with attached(player, sglang_server, concurrency=concurrency) as engine:
-        episodes = play(engine, player, make_tasks(6, 1), SamplingOptions(), turns=2)
-    assert {episode.status for episode in episodes} <= {"completed", "truncated"}
+def test_requests_beyond_the_bound_wait(sglang_server, tiny_policy):
+    requests = [request_with(tiny_policy, 1, identity=identity) for identity in range(7)]
+    with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, concurrency=3) as engine:
+        assert set(ask(engine, *requests)) == set(range(7))
+        assert proxy.most == 3
