@@ -92,6 +92,14 @@ class ScriptedEngine:
         return [(len(request.token_ids), request.max_new_tokens) for request in self.requests]
 
 
+class BatchEngine(ScriptedEngine):
+    """Answers all that is asked in one poll, as the transformers engine does."""
+
+    def poll(self) -> list[Result]:
+        results = [result for found in iter(super().poll, []) for result in found]
+        return sorted(results, key=lambda result: result.id)
+
+
 class TalkEnv:
     """Answers every response with the same two characters; ends after so many of them, or never."""
 

@@ -33,31 +33,32 @@ def mask_of(episode):
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_four_tokens_and_done(limits):
-    (episode,), engine = play_scripted([FOUR], make_settings({"ends_after": 1}, **limits))
-    assert (episode.status, mask_of(episode)) == ("completed", "1×4")
-    assert engine.asked == [(9, 991)]
-    assert [turn.role for turn in episode.turns] == ["user", "assistant"]
-    assert episode.response == "abcd"
-
-
-@pytest.mark.parametrize("limits", LIMITS)
-def test_two_responses_with_an_observation_between(limits):
-    (episode,), engine = play_scripted([FOUR, THREE], make_settings({"ends_after": 2}, **limits))
-    assert episode.status == "completed"
-    assert mask_of(episode) == "1×4 0×10 1×3"
-    assert len(episode.token_ids) - episode.prompt_length == 17
-    assert episode.rollout_log_probs[episode.loss_mask == 1].tolist() == [-0.5] * 7
+@pytest.mark.parametrize(
+    ("responses", "mask", "asked", "text"),
+    [
+        ([FOUR], "1×4", [(9, 991)], "abcd"),
+        ([FOUR, THREE], "1×4 0×10 1×3", [(9, 991), (23, 977)], "abcd<user>ok<>efg"),
+    ],
+)
+def test_responses_with_observations_between(limits, responses, mask, asked, text):
+    (episode,), engine = play_scripted(responses, make_settings({"ends_after": len(responses)}, **limits))
+    assert (episode.status, mask_of(episode), engine.asked) == ("completed", mask, asked)
+    assert episode.rollout_log_probs[episode.loss_mask == 1].tolist() == [-0.5] * episode.loss_mask.sum()
     assert not episode.rollout_log_probs[episode.loss_mask == 0].any()
-    assert engine.asked == [(9, 991), (23, 977)]
-    assert episode.response == "abcd<user>ok<>efg"
+    assert episode.response == text
 
 
-def test_max_turns_keeps_the_last_observation():
+def test_max_turns_keeps_the_last_observation_and_turns_partition_the_tokens():
     (episode,), engine = play_scripted([FOUR, THREE], make_settings(max_turns=2))
     assert (episode.status, mask_of(episode)) == ("completed", "1×4 0×10 1×3 0×10")
     assert made[0].heard == ["abcd", "efg"]
     assert len(engine.requests) == 2
+    assert [(turn.role, turn.text) for turn in episode.turns] == [
+        ("user", PROMPT), ("assistant", "abcd"), ("user", "ok"), ("assistant", "efg"), ("user", "ok"),
+    ]  # fmt: skip
+    borders = [(turn.token_start, turn.token_end) for turn in episode.turns]
+    assert borders == [(0, 9), (9, 13), (13, 23), (23, 26), (26, 36)]
+    assert [turn.reward for turn in episode.turns] == [None, 0.25, None, 0.25, None]
 
 
 @pytest.mark.parametrize(("reason", "status", "reward"), [("length", "truncated", 1.0), ("abort", "aborted", None)])
@@ -107,16 +108,6 @@ def test_the_separator_belongs_to_the_observation():
     assert episode.response == "abcd\n<user>ok<>efg"
 
 
-def test_turns_partition_the_tokens():
-    (episode,), _ = play_scripted([FOUR, THREE], make_settings(max_turns=2))
-    assert [(turn.role, turn.text) for turn in episode.turns] == [
-        ("user", PROMPT), ("assistant", "abcd"), ("user", "ok"), ("assistant", "efg"), ("user", "ok"),
-    ]  # fmt: skip
-    borders = [(turn.token_start, turn.token_end) for turn in episode.turns]
-    assert borders == [(0, 9), (9, 13), (13, 23), (23, 26), (26, 36)]
-    assert [turn.reward for turn in episode.turns] == [None, 0.25, None, 0.25, None]
-
-
 @pytest.mark.parametrize(("versions", "spans"), [([3, 3], [(3, 9, 26)]), ([3, 4], [(3, 9, 13), (4, 23, 26)])])
 def test_weight_spans_say_who_wrote_what(versions, spans):
     engine = ScriptedEngine([FOUR, THREE])
@@ -127,38 +118,42 @@ def test_weight_spans_say_who_wrote_what(versions, spans):
     assert episode.policy_version == 3
 
 
-def exact(env=None, **limits):
-    return make_settings(env, preset="slime_exact", **limits)
+ACT, TWO = "step_before_finish_check", {"ends_after": 2}
+SAMPLED = {"max_response_tokens": 16, "max_context_tokens": 1000}
 
 
 @pytest.mark.parametrize(
-    ("responses", "env", "limits", "status", "mask", "heard"),
+    ("rule", "responses", "env", "limits", "status", "mask", "heard"),
     [
-        ([FOUR, THREE], {"ends_after": 2}, {}, "completed", "1×4 0×10 1×3", 2),
+        (None, [FOUR, THREE], {"ends_after": 2}, {}, "completed", "1×4 0×10 1×3", 2),
         # The environment acts on a truncated or aborted response too, and may end the episode by it.
-        ([("abcd", "length")], {}, {}, "truncated", "1×4", 1),
-        ([("abcd", "length")], {"ends_after": 1}, {}, "completed", "1×4", 1),
-        ([("abcd", "abort")], {}, {}, "aborted", "1×4", 1),
+        (ACT, [("abcd", "length")], {}, {}, "truncated", "1×4", 1),
+        (ACT, [("abcd", "length")], {"ends_after": 1}, {}, "completed", "1×4", 1),
+        (ACT, [("abcd", "abort")], {}, {}, "aborted", "1×4", 1),
         # Truncated at max_turns, not completed.
-        ([FOUR, THREE], {}, {"max_turns": 2}, "truncated", "1×4 0×10 1×3 0×10", 2),
+        ("truncate_at_max_turns", [FOUR, THREE], {}, {"max_turns": 2}, "truncated", "1×4 0×10 1×3 0×10", 2),
         # An observation that would pass the budget is left out.
-        ([FOUR], {}, {"max_context_tokens": 20}, "truncated", "1×4", 1),
-        ([FOUR], {}, {"max_context_tokens": 13}, "truncated", "1×4", 1),
+        ("drop_overflowing_observation", [FOUR], {}, {"max_context_tokens": 20}, "truncated", "1×4", 1),
+        (None, [FOUR], {}, {"max_context_tokens": 13}, "truncated", "1×4", 1),
         # Without a context limit the prompt counts against the response's.
-        ([FOUR], {}, {"max_response_tokens": 13}, "truncated", "1×4", 1),
+        (None, [FOUR], {}, {"max_response_tokens": 13}, "truncated", "1×4", 1),
+        ("budget_counts_prompt", [FOUR, THREE], TWO, {"max_response_tokens": 20}, "truncated", "1×4 0×10", 1),
+        # Sampled tokens alone count against the response's limit.
+        ("budget_counts", [FOUR, THREE], TWO, SAMPLED, "completed", "1×4 0×10 1×3", 2),
     ],
 )
-def test_slime_exact(responses, env, limits, status, mask, heard):
-    (episode,), _ = play_scripted(responses, exact(env, **limits))
-    assert (episode.status, mask_of(episode), len(made[0].heard)) == (status, mask, heard)
-
-
-def test_the_original_fallback_subtracts_the_prompt_and_all_that_follows():
-    """Worked example 13.3: the reference algorithm without a context limit."""
-    settings = make_settings({"ends_after": 2}, max_response_tokens=1000, rules={"budget_counts_prompt": True})
-    (episode,), engine = play_scripted([FOUR, THREE], settings)
-    assert engine.asked == [(9, 991), (23, 977)]
-    assert episode.status == "completed"
+def test_slime_exact(rule, responses, env, limits, status, mask, heard):
+    """All rules together, and each one where it decides alone."""
+    rules = RolloutRules.slime_exact()
+    assert all(getattr(rules, name) != getattr(RolloutRules(), name) for name in RolloutRules.model_fields)
+    assert RolloutOptions(preset="slime_exact", rules=RolloutRules()).effective_rules == rules
+    ways = [{"preset": "slime_exact"}] if rule != "budget_counts_prompt" else []
+    for way in [*ways, *([] if rule is None else [{"rules": {rule: getattr(rules, rule)}}])]:
+        (episode,), _ = play_scripted(responses, make_settings(env, **limits, **way))
+        assert (episode.status, mask_of(episode), len(made[0].heard)) == (status, mask, heard)
+    if rule is not None:
+        (episode,), _ = play_scripted(responses, make_settings(env, **limits))
+        assert (episode.status, mask_of(episode), len(made[0].heard)) != (status, mask, heard)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +165,7 @@ def test_the_original_fallback_subtracts_the_prompt_and_all_that_follows():
     ],
 )
 def test_slime_exact_counts_sampled_tokens_and_writes_no_separator(limits, asked):
-    (episode,), engine = play_scripted([FOUR, THREE], exact({"ends_after": 2}, **limits))
+    (episode,), engine = play_scripted([FOUR, THREE], make_settings({"ends_after": 2}, preset="slime_exact", **limits))
     assert engine.asked == asked
     assert "\n" not in episode.response
 

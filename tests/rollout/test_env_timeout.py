@@ -95,12 +95,9 @@ def test_closing_may_hang_without_harm() -> None:
     assert (hung.status, hung.reward) == ("completed", 2.0)
 
 
-def test_without_a_limit_everything_runs_in_the_callers_thread() -> None:
+def test_a_limit_takes_a_thread_that_ends_with_its_episode() -> None:
     play("", limit=None)
     assert set(threads) == {"MainThread"}
-
-
-def test_threads_end_with_their_episodes() -> None:
     play("")
     for thread in threading.enumerate():
         if thread.name == "environment":
@@ -127,7 +124,7 @@ def _time_out() -> None:
 
 def slow_reward(outcome: Any, args: dict[str, Any]) -> float:
     """Takes longer than a rollout worker may stand still."""
-    time.sleep(4 * LIMIT)
+    time.sleep(3 * LIMIT)
     return 1.0
 
 
@@ -135,7 +132,8 @@ class HangingEngine(ScriptedEngine):
     """An engine of this process that never answers."""
 
     def poll(self) -> Any:
-        waiting.wait(4 * LIMIT)
+        if self._queue:
+            waiting.wait(3 * LIMIT)
         return super().poll()
 
 

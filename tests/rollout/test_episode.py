@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.hooks.command_line import explain
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.rollout.rollout import (
     LostRequestsError,
     TooManyFailuresError,
@@ -41,6 +41,14 @@ def rewards_nan(outcome, args):
 
 def rewards_raise(outcome, args):
     raise KeyError("grid")
+
+
+def requests_of(*environments, size=1):
+    """Requests of groups of a size, with these environments."""
+    return [
+        EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, "env": env}, n // size, n % size, n)
+        for n, env in enumerate(environments)
+    ]
 
 
 def check(episodes):
@@ -72,15 +80,17 @@ def test_episodes_know_how_difficult_their_prompt_is(task, wanted):
     assert [episode.difficulty for episode in episodes] == wanted
 
 
-def test_an_environment_that_fails_to_close_costs_nothing():
-    (episode,), _ = play_scripted([STOP], make_settings({"ends_after": 1, "raises": "close"}))
-    assert (episode.status, episode.reward, episode.error) == ("completed", 1.0, None)
-
-
-def test_every_environment_is_closed_once():
-    rows = [{"env": {"ends_after": 1}}, {"env": {"raises": "step"}}, {"env": {"raises": "reset"}}]
-    play_scripted({n: [STOP] for n in range(3)}, make_settings(), rows)
-    assert [env.closed for env in made] == [1, 1, 1]
+def test_every_environment_is_closed_once_and_every_episode_counted():
+    """One that fails to close costs nothing."""
+    rows = [{"ends_after": 1}, {"raises": "step"}, {"raises": "reset"}, {"ends_after": 1, "raises": "close"}]
+    requests, engine, ended = requests_of(*rows), ScriptedEngine({n: [STOP] for n in (0, 1, 3)}), []
+    made.clear()
+    episodes = rollout(engine, CharacterPolicy(), requests, make_settings(), ended.append)
+    assert [episode.status for episode in episodes] == ["completed", "failed", "failed", "completed"]
+    assert (episodes[3].reward, episodes[3].error) == (1.0, None)
+    assert [env.closed for env in made] == [1, 1, 1, 1]
+    assert sum(ended) == 4
+    assert sorted(engine.released) == [0, 1, 3]
 
 
 @pytest.mark.parametrize(
@@ -111,16 +121,6 @@ def test_too_many_failures_stop_the_run(allowed, stops):
         play_scripted(responses, settings_, rows)
 
 
-def test_progress_counts_every_episode():
-    rows = [{"env": {"ends_after": 2}}, {"env": {"raises": "reset"}}, {"env": {"ends_after": 1}}]
-    tasks = [EpisodeRequest(f"t{n}", {"id": "r", "prompt": "p", **row}, 0, n, n) for n, row in enumerate(rows)]
-    ended = []
-    engine = ScriptedEngine({0: [STOP, STOP], 2: [STOP]})
-    rollout(engine, CharacterPolicy(), tasks, make_settings(), ended.append)
-    assert sum(ended) == 3
-    assert sorted(engine.released) == [0, 2]
-
-
 def test_the_engines_time_is_split_by_tokens():
     """Of a batch each episode has the share of its tokens; together they have the time of the batches."""
 
@@ -131,7 +131,7 @@ def test_the_engines_time_is_split_by_tokens():
                 pass
             return [result for results in iter(super().poll, []) for result in results]
 
-    tasks = [EpisodeRequest(f"t{n}", {"id": "r", "prompt": PROMPT}, 0, n, n) for n in range(3)]
+    tasks = requests_of(*[None] * 3)
     given = {0: [("a" * 30, "stop")] * 2, 1: [("a" * 10, "stop")] * 2, 2: [("", "abort")]}
     began = time.perf_counter()
     episodes = rollout(Batches(given), CharacterPolicy(), tasks, make_settings({"ends_after": 2}))
@@ -196,39 +196,20 @@ def rollout(engine, policy, tasks, settings, progress=None):
 """
 
 
-def own_task(tmp_path, separator):
+@pytest.mark.parametrize("place", ["{folder}/my_task.py:{name}", "{folder}/my_task.py", "my_task.{name}"])
+def test_own_code_from_a_file_or_a_module(tmp_path, monkeypatch, place):
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_task.py").write_text(SOURCE)
-    return (lambda name: f"{tmp_path}/my_task.py:{name}") if separator else (lambda name: f"{tmp_path}/my_task.py")
-
-
-def own_settings(factory, reward):
-    base = make_settings()
+    factory, reward, function = (place.format(folder=tmp_path, name=n) for n in ("build_env", "reward", "rollout"))
     env, worth = EnvOptions(factory=factory, args={"turns": 2}), RewardOptions(function=reward, args={"worth": 3})
-    return RolloutSettings(env, worth, base.rollout, base.sampling, 0, "own")
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_own_code_from_a_file(tmp_path, named):
-    spec = own_task(tmp_path, named)
-    own = own_settings(spec("build_env"), spec("reward"))
-    play = load_object(spec("rollout"), default_name="rollout")
-    tasks = [EpisodeRequest(f"t{n}", {"id": "r", "prompt": "p"}, 0, n, n) for n in range(3)]
-    episodes = play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), tasks, own)
+    own = replace(make_settings(), env=env, reward=worth, task="own")
+    play = load_object(function, default_name="rollout")
+    episodes = play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), requests_of(*[None] * 3), own)
     assert [(e.reward, e.reward_parts, e.task) for e in episodes] == [(6.0, {"status_known": 1.0}, "own")]
 
 
-def test_own_code_by_dotted_path(tmp_path, monkeypatch):
-    own_task(tmp_path, True)
-    (tmp_path / "my_task.py").rename(tmp_path / "my_dotted_task.py")
-    monkeypatch.syspath_prepend(tmp_path)
-    own = own_settings("my_dotted_task.build_env", "my_dotted_task.reward")
-    play = load_object("my_dotted_task.rollout")
-    task = EpisodeRequest("t", {"id": "r", "prompt": "p"}, 0, 0, 0)
-    assert play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), [task], own)[0].reward == 6
-
-
 def test_a_wrong_name_stops_before_any_episode():
-    own = own_settings("rollout.scripted.build_envs", "rollout.scripted.one_per_response")
+    own = replace(make_settings(), env=EnvOptions(factory="rollout.scripted.build_envs"))
     with pytest.raises(PluginError, match="build_envs"):
         rollout(ScriptedEngine([]), CharacterPolicy(), [], own)
 
@@ -250,7 +231,7 @@ def test_episodes_are_given_up_once_enough_groups_are_over():
         seen.append([episode.trajectory_id for episode in over])
         return len({episode.group_index for episode in over}) == 2
 
-    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n // 2, n % 2, n) for n in range(6)]
+    tasks = requests_of(*[None] * 6, size=2)
     engine = ScriptedEngine({n: [STOP] for n in range(6)})
     made.clear()
     episodes = rollout(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}), enough=enough)
@@ -290,9 +271,10 @@ how = list
 )
 def test_an_own_rollout_function_returns_the_episodes_asked_for(monkeypatch, alter, said):
     monkeypatch.setitem(globals(), "how", alter)
+    assert load_rollout_fn(make_settings().rollout) is rollout
     name = f"{__name__}.altered_rollout"
     own = load_rollout_fn(make_settings(function=name).rollout)
-    requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, 0, n, n) for n in range(3)]
+    requests = requests_of(*[None] * 3, size=3)
     arguments = ScriptedEngine({n: [STOP] for n in range(3)}), CharacterPolicy(), requests, make_settings(max_turns=1)
     if said is None:
         assert [episode.trajectory_id for episode in own(*arguments)] == ["t0", "t1", "t2"]
@@ -311,26 +293,26 @@ def hasty_rollout(engine, policy, requests, settings, enough):
     return found
 
 
+def worker_of(count):
+    """A rollout worker with an engine for so many episodes of one response."""
+    worker = Worker(CharacterPolicy(), None)
+    worker.engine = ScriptedEngine({n: [STOP] for n in range(count)})
+    return worker
+
+
 def test_a_worker_sends_whole_groups_alone():
     settings = make_settings(function=f"{__name__}.hasty_rollout", max_turns=1)
-    requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n // 2, n % 2, n) for n in range(4)]
-    worker = Worker(CharacterPolicy(), None)
-    worker.engine = ScriptedEngine({n: [STOP] for n in range(4)})
-    sent = []
+    requests, sent = requests_of(*[None] * 4, size=2), []
     with pytest.raises(WrongEpisodesError, match=r"hasty_rollout: must return .* missing: t1\.$"):
-        worker.rollout_groups(sent.append, 1, requests, settings, is_all=True, is_streamed=True)
+        worker_of(4).rollout_groups(sent.append, 1, requests, settings, is_all=True, is_streamed=True)
     assert sent == []
 
 
 def test_groups_for_an_earlier_rollout_are_ignored():
-    settings = make_settings(max_turns=1)
-    requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n, 0, n) for n in range(2)]
-    worker = Worker(CharacterPolicy(), None)
-    worker.engine = ScriptedEngine({n: [STOP] for n in range(2)})
+    requests, worker, sent = requests_of(None, None), worker_of(2), []
     worker.add_groups(5, requests[1:], is_all=True, is_stopped=False)  # it may come before the rollout begins
     worker.add_groups(4, (), is_all=True, is_stopped=True)
-    sent = []
-    worker.rollout_groups(sent.append, 5, requests[:1], settings, is_all=False, is_streamed=True)
+    worker.rollout_groups(sent.append, 5, requests[:1], make_settings(max_turns=1), is_all=False, is_streamed=True)
     assert [episode.status for group in sent for episode in group] == ["completed"] * 2
 
 
@@ -342,7 +324,7 @@ class ForgetfulEngine(ScriptedEngine):
 
 
 def test_an_engine_that_loses_requests_ends_the_rollout():
-    requests = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, 0, n, n) for n in range(3)]
+    requests = requests_of(*[None] * 3, size=3)
     engine = ForgetfulEngine({n: [STOP] for n in range(3)})
     with pytest.raises(
         LostRequestsError, match=r"^rollout.engine=scripted: it returned nothing while t0, t1 wait for a resp"

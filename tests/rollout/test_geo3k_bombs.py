@@ -10,24 +10,13 @@ import pytest
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rewards.math_answer import Grader
-from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from rollout.scripted import CharacterPolicy, ScriptedEngine
+from rollout.scripted import BatchEngine, CharacterPolicy
 from task_options import EnvOptions, RewardOptions
 
-BOMBS, PATIENCE, TURNS = 512, 3.0, 2
+BOMBS, PATIENCE, TURNS = 512, 1.5, 2
 LABEL = "x y"
-
-
-class BatchEngine(ScriptedEngine):
-    """Answers all that is asked in one poll, as the transformers engine does."""
-
-    def poll(self) -> list[Result]:
-        results = []
-        while found := super().poll():
-            results += found
-        return sorted(results, key=lambda result: result.id)
 
 
 def bomb(number: int) -> str:
@@ -40,8 +29,9 @@ def response(answer: str) -> str:
     return f"<tool_call>{call}</tool_call> \\boxed{{{answer}}}"
 
 
-def settings() -> RolloutSettings:
-    return RolloutSettings(
+@pytest.mark.slow
+def test_a_batch_of_bombs_ends_by_its_deadlines(monkeypatch):
+    settings = RolloutSettings(
         EnvOptions(factory="geo_sokoban_pipeline.envs.geo3k.env.build_env", args={"max_turns": TURNS}),
         RewardOptions(function="geo_sokoban_pipeline.rewards.geo3k.math_reward"),
         RolloutOptions(max_turns=TURNS, max_tokens_per_turn=None, max_failed_share=0.0),
@@ -49,18 +39,14 @@ def settings() -> RolloutSettings:
         iteration=0,
         task="geo3k_multi_turn",
     )
-
-
-@pytest.mark.slow
-def test_a_batch_of_bombs_ends_by_its_deadlines(monkeypatch):
     monkeypatch.setattr(Grader, "submit", partialmethod(Grader.submit, patience=PATIENCE))
     talks = {n: [response(bomb(TURNS * n + turn)) for turn in range(TURNS)] for n in range(BOMBS)}
     talks[BOMBS] = [response("x+y"), "\\boxed{xy}"]  # right by rule at the end
     tasks = [EpisodeRequest(f"e{n}", {"id": f"e{n}", "prompt": "p", "answer": LABEL}, n, 0, n) for n in talks]
     engine = BatchEngine({n: [(text, "stop") for text in texts] for n, texts in talks.items()})
     start = time.monotonic()
-    episodes = rollout(engine, CharacterPolicy(), tasks, settings())
-    # Each turn waits for its calls, and the end for the last texts: 9 s, and the loop's own work on a busy machine. To
+    episodes = rollout(engine, CharacterPolicy(), tasks, settings)
+    # Each turn waits for its calls, and the end for the last texts: 5 s, and the loop's own work on a busy machine. To
     # work on all of them would take 20 minutes.
     assert time.monotonic() - start < 60
     assert {episode.status for episode in episodes} == {"completed"}

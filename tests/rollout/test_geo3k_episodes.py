@@ -12,8 +12,6 @@ import pytest
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules, SamplingOptions
-from geo_sokoban_pipeline.envs.geo3k.config import Geo3kMultiTurnDataOptions
-from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.envs.geo3k.env import build_env
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.grpo.loss import SftObjective
@@ -29,7 +27,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_traject
 from task_options import EnvOptions, RewardOptions
 
 TURNS = 3
-STEPS = 120
+STEPS = 80
 Rows = list[dict[str, Any]]
 
 
@@ -48,13 +46,9 @@ def settings(factory: str = "env", reward: str = "math_reward", **changes: Any) 
 
 
 @pytest.fixture(scope="module")
-def rows() -> Rows:
+def rows(geometry_rows: Any) -> Rows:
     """Prompts of generated problems, as the data pipeline makes them."""
-    counts = {"train": 6, "validation": 1, "eval": 1}
-    options = Geo3kMultiTurnDataOptions.model_validate({"counts": counts})
-    raw = read_problems(options, "geo3k_multi_turn")  # type: ignore[arg-type]
-    index, _ = check_problems(raw, options, "geo3k_multi_turn")  # type: ignore[arg-type]
-    return list(make_prompts(raw, index, options, "geo3k_multi_turn")[0])  # type: ignore[arg-type]
+    return geometry_rows(6, "geo3k_multi_turn")
 
 
 def response(answer: str) -> str:

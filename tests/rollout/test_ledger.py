@@ -12,17 +12,6 @@ from geo_sokoban_pipeline.rollout.episode import TokenLedger
 appends = st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=8)
 
 
-def test_two_sampled_and_one_other():
-    """Worked example 13.3: mask [1, 1, 0], third log-prob 0.0, effective length 2."""
-    ledger = TokenLedger(np.empty(0, np.int32))
-    ledger.append(np.array([7, 8]), np.array([-0.5, -0.25]), trainable=True)
-    ledger.append(np.array([9]), trainable=False)
-    assert ledger.token_ids.tolist() == [7, 8, 9]
-    assert ledger.loss_mask.tolist() == [1, 1, 0]
-    assert ledger.log_probs.tolist() == [-0.5, -0.25, 0.0]
-    assert (ledger.length, ledger.sampled, ledger.prompt_length) == (3, 2, 0)
-
-
 @pytest.mark.parametrize(
     ("log_probs", "trainable", "message"),
     [

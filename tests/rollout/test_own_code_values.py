@@ -16,16 +16,23 @@ MUST = "must return a dict with the key 'reward' (float), or a float; "
 
 
 def reward_of(tmp_path, body):
-    """A file with a reward of this body, and what is said of it up to its name."""
+    """A file with a reward of this body, or with this code."""
     file = tmp_path / "own.py"
-    file.write_text(body if "def reward" in body else f"def reward(outcome, args):\n    {body}\n")
+    file.write_text(f"def reward(outcome, args):\n    {body}\n" if body.startswith(("return", "import")) else body)
     return f"{file}:reward"
 
 
-def play(tmp_path, body, **env):
-    settings = make_settings({"ends_after": 1, **env}, reward=reward_of(tmp_path, body))
+def play(tmp_path, body):
+    settings = make_settings({"ends_after": 1}, reward=reward_of(tmp_path, body))
     (episode,), _ = play_scripted([STOP], settings)
     return episode
+
+
+JUDGES = """
+class Judge:
+    async def __call__(self, outcome, args): return 0.5
+async def inner(outcome, args): return 0.5
+"""
 
 
 @pytest.mark.parametrize(
@@ -37,6 +44,8 @@ def play(tmp_path, body, **env):
         ("import torch; return torch.tensor(0.5)", 0.5, {}),
         ("return {'reward': 2, 'length': 3}", 2.0, {"length": 3.0}),
         ("import collections; return collections.Counter(reward=2)", 2.0, {}),
+        (f"{JUDGES}reward = Judge()", 0.5, {}),
+        (f"{JUDGES}def reward(outcome, args): return inner(outcome, args)", 0.5, {}),
     ],
 )
 def test_numbers_and_dicts(tmp_path, body, reward, parts):
@@ -62,10 +71,17 @@ def test_other_values_get_a_sentence(tmp_path, body, said):
     assert play(tmp_path, body).error == f"ValueError: reward.function={spec}: {said}"
 
 
-def test_an_error_is_told_with_its_file_and_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return outcome.env['success']", "KeyError: 'success'"),
+        ("async def reward(outcome, args):\n    return outcome.infos[7]\n", "IndexError: list index out of range"),
+    ],
+)
+def test_an_error_is_told_with_its_file_and_line(tmp_path, monkeypatch, body, said):
     monkeypatch.chdir(tmp_path)
-    error = play(tmp_path, "return outcome.env['success']").error
-    assert error == "KeyError: 'success', in own.py, line 2: return outcome.env['success']"
+    line = body.splitlines()[-1].strip()
+    assert play(tmp_path, body).error == f"{said}, in own.py, line 2: {line}"
 
 
 ASYNC = """
@@ -92,32 +108,6 @@ def test_rewards_that_are_async_wait_side_by_side(tmp_path):
     assert len([thread for thread in threading.enumerate() if thread.name == "rewards"]) == 1
 
 
-ASYNC_OBJECT = """
-import asyncio
-class Judge:
-    async def __call__(self, outcome, args):
-        await asyncio.sleep(0)
-        return args.get("no such", 0.5)
-async def inner(outcome, args): return 0.5
-{made}
-"""
-
-
-@pytest.mark.parametrize("made", ["reward = Judge()", "def reward(outcome, args): return inner(outcome, args)"])
-def test_other_kinds_of_async_rewards(tmp_path, made):
-    body = ASYNC_OBJECT.format(made=made)
-    file = tmp_path / "own.py"
-    file.write_text(body)
-    (episode,), _ = play_scripted([STOP], make_settings({"ends_after": 1}, reward=f"{file}:reward"))
-    assert (episode.error, episode.reward) == (None, 0.5)
-
-
-def test_an_async_reward_that_raises_is_told_with_its_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    error = play(tmp_path, "async def reward(outcome, args):\n    return outcome.infos[7]\n").error
-    assert error == "IndexError: list index out of range, in own.py, line 2: return outcome.infos[7]"
-
-
 SETUP = """
 class World:
     def reset(self): return {{}}, {{}}
@@ -129,6 +119,7 @@ def build_env(sample, args): {build}
 """
 STEP = "step must return (observation, done, info), info being a dict; it returned "
 BUILD = "must return an environment with reset, step, format_observation, close; it returned "
+WHOLE = {"step": "return {}, True, {}", "metrics": "{}", "close": "def close(self): pass", "build": "return World()"}
 
 
 @pytest.mark.parametrize(
@@ -140,33 +131,17 @@ BUILD = "must return an environment with reset, step, format_observation, close;
         ({"step": "return None"}, f"{STEP}None"),
         ({"step": "return {}, True, None"}, f"{STEP}None as info"),
         ({"metrics": "{'success': 'yes'}"}, "'success' must be a number; it is a str"),
+        ({"metrics": "{'success': 0.75}"}, None),
     ],
 )
 def test_environments_that_return_something_else_get_a_sentence(tmp_path, parts, said):
-    whole = {
-        "step": "return {}, True, {}",
-        "metrics": "{}",
-        "close": "def close(self): pass",
-        "build": "return World()",
-        **parts,
-    }
+    """A sound one: its reward sees the numbers of the episode."""
     file = tmp_path / "world.py"
-    file.write_text(SETUP.format(**whole))
-    settings = replace(make_settings(), env=EnvOptions(factory=str(file)))
-    (episode,), _ = play_scripted([STOP], settings)
-    source = "final_metrics of the environment" if "metrics" in parts else f"env.factory={file}"
-    assert episode.error == f"ValueError: {source}: {said}"
-
-
-def test_a_reward_sees_the_numbers_of_the_episode(tmp_path):
-    file = tmp_path / "own.py"
-    setup = SETUP.format(
-        step="return {}, True, {}",
-        metrics="{'success': 0.75}",
-        close="def close(self): pass",
-        build="return World()",
-    )
-    file.write_text(f"{setup}\ndef reward(outcome, args): return outcome.metrics['success']\n")
+    reward = "def reward(outcome, args): return outcome.metrics['success']\n"
+    file.write_text(SETUP.format(**WHOLE | parts) + reward)
     settings = replace(make_settings(reward=f"{file}:reward"), env=EnvOptions(factory=str(file)))
     (episode,), _ = play_scripted([STOP], settings)
-    assert (episode.error, episode.reward, episode.metrics) == (None, 0.75, {"turns": 1.0, "success": 0.75})
+    source = "final_metrics of the environment" if "metrics" in parts else f"env.factory={file}"
+    assert episode.error == (f"ValueError: {source}: {said}" if said else None)
+    if said is None:
+        assert (episode.reward, episode.metrics) == (0.75, {"turns": 1.0, "success": 0.75})

@@ -9,10 +9,9 @@ from typing import ClassVar
 import pytest
 
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from rollout.scripted import CharacterPolicy, ScriptedEngine, TalkEnv, make_settings, play_scripted
+from rollout.scripted import BatchEngine, CharacterPolicy, ScriptedEngine, TalkEnv, make_settings, play_scripted
 from task_options import EnvOptions, RewardOptions
 
 events: list[tuple[str, ...]] = []
@@ -61,29 +60,17 @@ def build_env(sample, args):
     return SlowEnv(sample["id"], **sample["env"])
 
 
-class BatchEngine(ScriptedEngine):
-    """Answers all that is asked in one poll, as the transformers engine does."""
-
-    def poll(self) -> list[Result]:
-        results = []
-        while found := super().poll():
-            results += found
-        return sorted(results, key=lambda result: result.id)
-
-
-def play(responses, *setups, **limits):
-    base = make_settings(**limits)
-    settings = RolloutSettings(
-        EnvOptions(factory=f"{__file__}:build_env"),
-        RewardOptions(function=f"{__file__}:slow_reward"),
-        base.rollout,
-        base.sampling,
-        0,
-        "slow",
-    )
+def play(engine, *setups, factory="build_env", reward=f"{__file__}:slow_reward"):
+    base = make_settings()
+    env = EnvOptions(factory=f"{__file__}:{factory}")
+    settings = RolloutSettings(env, RewardOptions(function=reward), base.rollout, base.sampling, 0, "slow")
     tasks = [EpisodeRequest(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
     seen().clear()
-    return rollout(BatchEngine(dict(enumerate(responses))), CharacterPolicy(), tasks, settings)
+    return rollout(engine, CharacterPolicy(), tasks, settings)
+
+
+def play_batches(responses, *setups):
+    return play(BatchEngine(dict(enumerate(responses))), *setups)
 
 
 def seen() -> list[tuple[str, ...]]:
@@ -92,7 +79,9 @@ def seen() -> list[tuple[str, ...]]:
 
 
 def test_a_batch_is_prepared_before_its_first_step_and_all_rewards_begun_before_one_is_taken():
-    play([[("one", "stop"), ("two", "stop")], [("yes", "stop")]], ("a", {"ends_after": 2}), ("b", {"ends_after": 1}))
+    play_batches(
+        [[("one", "stop"), ("two", "stop")], [("yes", "stop")]], ("a", {"ends_after": 2}), ("b", {"ends_after": 1})
+    )
     assert seen() == [
         ("prepare", "a", "one"),
         ("prepare", "b", "yes"),
@@ -135,14 +124,8 @@ def build_gated(sample, args):
 
 
 def play_gated(engine, *setups):
-    base = make_settings()
-    settings = RolloutSettings(
-        EnvOptions(factory=f"{__file__}:build_gated"), base.reward, base.rollout, base.sampling, 0, "slow"
-    )
-    tasks = [EpisodeRequest(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
-    seen().clear()
     load_object(f"{__file__}:GatedEnv").gates = {"slow": Future()}
-    return rollout(engine, CharacterPolicy(), tasks, settings)
+    return play(engine, *setups, factory="build_gated", reward="rollout.scripted.one_per_response")
 
 
 @pytest.mark.parametrize("engine", [ScriptedEngine, BatchEngine])
@@ -168,13 +151,13 @@ def test_where_nothing_else_is_to_come_the_loop_waits(seeded):
 
 
 def test_the_end_shows_responses_that_were_never_stepped_with():
-    play([[("one", "stop"), ("cut", "length")]], ("a", {}))
+    play_batches([[("one", "stop"), ("cut", "length")]], ("a", {}))
     assert ("step", "a", "cut") not in seen()
     assert ("finalize", "a", "one", "cut", "truncated") in seen()
 
 
 def test_aborted_episodes_are_concluded_but_not_rewarded():
-    (episode,) = play([[("one", "abort")]], ("a", {}))
+    (episode,) = play_batches([[("one", "abort")]], ("a", {}))
     assert [event[0] for event in seen()] == ["prepare", "finalize", "metrics"]
     assert (episode.reward, episode.metrics["success"]) == (None, 1.0)
 
@@ -182,7 +165,7 @@ def test_aborted_episodes_are_concluded_but_not_rewarded():
 @pytest.mark.parametrize(("place", "sampled"), [("prepare", 3), ("finalize", 3)])
 def test_what_fails_costs_its_own_episode_alone(place, sampled):
     responses = [[("one", "stop")], [("two", "stop")]]
-    bad, good = play(responses, ("a", {"ends_after": 1, "raises": place}), ("b", {"ends_after": 1}))
+    bad, good = play_batches(responses, ("a", {"ends_after": 1, "raises": place}), ("b", {"ends_after": 1}))
     assert bad.status == "failed"
     assert bad.error.startswith(f"RuntimeError: broken {place}, in tests/rollout/scripted.py, line ")
     assert bad.loss_mask.sum() == sampled, "what was sampled is kept"
@@ -190,11 +173,6 @@ def test_what_fails_costs_its_own_episode_alone(place, sampled):
     assert ("step", "a", "one") not in seen() or place == "finalize"
 
 
-def test_an_environment_without_these_methods_is_played_as_ever():
-    (episode,), _ = play_scripted([("abcd", "stop")], make_settings({"ends_after": 1}))
-    assert (episode.status, episode.reward) == ("completed", 1.0)
-
-
 def test_a_label_that_is_a_number_is_stored_as_text():
     (episode,), _ = play_scripted([("abcd", "stop")], make_settings({"ends_after": 1}), [{"answer": 5}])
-    assert episode.label == "5"
+    assert (episode.status, episode.label) == ("completed", "5")

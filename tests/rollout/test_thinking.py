@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
-from geo_sokoban_pipeline.envs.geo3k.config import Geo3kMultiTurnDataOptions
-from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
@@ -60,16 +58,11 @@ def thinker(shared_data, tmp_path_factory) -> Policy:
 
 
 @pytest.fixture(scope="module")
-def problem(shared_data) -> dict[str, Any]:
+def problem(shared_data, geometry_rows) -> dict[str, Any]:
     """The first real problem whose answer is a whole number, with the instruction of the scoring tool."""
-    rows = {"path": f"{shared_data / 'geometry3k_small.parquet'}@[0:20]"}
-    counts = {"train": None, "validation": 0, "eval": 0}
-    options: Any = Geo3kMultiTurnDataOptions.model_validate(
-        {"source": "file", "file": rows, "counts": counts, "instruction": "tool"}
-    )
-    raw = read_problems(options, "geo3k_multi_turn")
-    index, _ = check_problems(raw, options, "geo3k_multi_turn")
-    return next(row for row in make_prompts(raw, index, options, "geo3k_multi_turn")[0] if row["answer"].isdigit())
+    file = {"path": f"{shared_data / 'geometry3k_small.parquet'}@[0:20]"}
+    rows = geometry_rows(None, "geo3k_multi_turn", source="file", file=file, instruction="tool")
+    return next(row for row in rows if row["answer"].isdigit())
 
 
 def call(answer: str) -> str:
@@ -134,16 +127,13 @@ def test_tokens_masks_and_the_tool(thinker, problem):
         ("{thought} \\boxed{{{right}}}\n</think>\n\nAnswer: \\boxed{{{wrong}}}", 0.0),
     ],
 )
-def test_thoughts_are_not_graded(thinker, problem, text, reward):
+def test_thoughts_are_not_graded_and_have_the_form(thinker, problem, text, reward):
+    """Also those that the prompt has opened."""
     wrong, right = str(int(problem["answer"]) + 1), problem["answer"]
-    episode = play(thinker, problem, [text.format(thought=THOUGHT, right=right, wrong=wrong)], geometry())
-    assert episode.reward == reward
-
-
-def test_thoughts_that_the_prompt_opened_have_the_form(thinker, problem):
-    text = f"{THOUGHT}\n</think>\n\nAnswer: \\boxed{{{problem['answer']}}}"
-    episode = play(thinker, problem, [text], geometry("format_reward"))
-    assert episode.reward_parts["format"] == 1.0 and episode.reward == 1.0
+    texts = [text.format(thought=THOUGHT, right=right, wrong=wrong)]
+    assert play(thinker, problem, texts, geometry()).reward == reward
+    formed = play(thinker, problem, texts, geometry("format_reward"))
+    assert (formed.reward_parts["format"], formed.reward == 1.0) == (float("Answer" in text), reward == 1.0)
 
 
 def test_moves_are_read_behind_the_thoughts(thinker, sokoban_rows):
