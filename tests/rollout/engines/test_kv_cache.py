@@ -36,13 +36,6 @@ def held(cache, row):
     return tokens
 
 
-def test_copies_of_a_prompt_and_padding():
-    cache = SlotKvCache(ROWS)
-    store_fresh(cache, [[0, 2], [3, -1]], [[1, 2, 3], [4, 5, 0]])
-    cache.lengths[[0, 2, 3]] = [3, 3, 2]
-    assert [held(cache, row) for row in (0, 2, 3)] == [[1, 2, 3], [1, 2, 3], [4, 5]]
-
-
 def test_masks():
     cache = SlotKvCache(ROWS)
     store_fresh(cache, [[0], [1]], [[1, 2], [3, 4]])
@@ -113,13 +106,6 @@ def test_rows_keep_their_tokens_under_any_history(history):
             rows[first], cache.lengths[first] = [], 0
         clock += 100
         assert [held(cache, row) if rows[row] else [] for row in range(ROWS)] == rows
-
-
-def test_swapping_nothing_is_harmless():
-    cache = SlotKvCache(ROWS)
-    cache.swap([], [])
-    cache.swap([0], [1])
-    assert cache.capacity == 0
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,19 +53,23 @@ def test_rows_are_never_shared_nor_mixed_up(data: st.DataObject) -> None:
         manager.release(data.draw(st.lists(st.sampled_from(sorted(rows)), unique=True)))
 
 
-def test_a_slot_in_the_way_moves_to_the_nearest_free_row() -> None:
+@pytest.mark.parametrize(
+    ("held", "released", "known", "new", "rows"),
+    [
+        # One in the way moves to the nearest free row.
+        (3, [0, 1], [], [3, 4, 5], {2: 3, 3: 0, 4: 1, 5: 2}),
+        # One that is there already stays.
+        (4, [], [3, 1], [], {0: 3, 1: 1, 2: 2, 3: 0}),
+    ],
+)
+def test_where_slots_move(
+    held: int, released: list[int], known: list[int], new: list[int], rows: dict[int, int]
+) -> None:
     manager = SlotManager(SlotKvCache(rows=ROWS))
-    place(manager, [], [0, 1, 2])
-    manager.release([0, 1])
-    place(manager, [], [3, 4, 5])
-    assert {identity: slot.row for identity, slot in manager.slots.items()} == {2: 3, 3: 0, 4: 1, 5: 2}
-
-
-def test_a_slot_that_sits_there_already_stays() -> None:
-    manager = SlotManager(SlotKvCache(rows=ROWS))
-    place(manager, [], [0, 1, 2, 3])
-    place(manager, [3, 1], [])
-    assert {identity: slot.row for identity, slot in manager.slots.items()} == {0: 3, 1: 1, 2: 2, 3: 0}
+    place(manager, [], [*range(held)])
+    manager.release(released)
+    place(manager, known, new)
+    assert {identity: slot.row for identity, slot in manager.slots.items()} == rows
 
 
 def test_a_released_row_is_empty() -> None:

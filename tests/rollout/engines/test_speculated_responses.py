@@ -82,29 +82,28 @@ def converse(engine, talks, draw, rows=512):
     return heard
 
 
-@pytest.mark.parametrize("kind", ["right", "corrupted", "random"])
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["talker", "grouped"])
-def test_no_proposal_changes_a_response(request, name, kind):
-    policy = request.getfixturevalue(name)
-    for seed in range(4):
-        draw = random.Random(seed)
-        plans = [
-            Plan(draw.randint(0, 50), draw.randint(0, 3), tuple(draw.randint(1, 8) for _ in range(3))) for _ in range(6)
-        ]
-        sampling = [draw.choice([SAMPLED, SAMPLED, GREEDY, CUT]) for _ in plans]
+def test_no_proposal_changes_a_response(request, name, seed):
+    policy, draw = request.getfixturevalue(name), random.Random(seed)
+    plans = [
+        Plan(draw.randint(0, 50), draw.randint(0, 3), tuple(draw.randint(1, 8) for _ in range(3))) for _ in range(6)
+    ]
+    sampling = [draw.choice([SAMPLED, SAMPLED, GREEDY, CUT]) for _ in plans]
 
-        def begin(plans=plans, sampling=sampling):
-            return [Talk(n, plan, policy, chosen) for n, (plan, chosen) in enumerate(zip(plans, sampling, strict=True))]
+    def begin():
+        return [Talk(n, plan, policy, chosen) for n, (plan, chosen) in enumerate(zip(plans, sampling, strict=True))]
 
-        expected = begin()
-        plain = converse(TransformersEngine(policy, draft_share=None), expected, draw)
+    expected = begin()
+    plain = converse(TransformersEngine(policy, draft_share=None), expected, draw)
+    for kind in ("right", "corrupted", "random"):
         rows, tokens = draw.randint(2, 6), draw.choice([1, 40, 120, 16_384])
         engine = TransformersEngine(policy, max_conversations=rows, prefill_tokens=tokens)
         engine.proposer = Oracle(kind, [ids for talk in expected for ids, _ in talk.results], seed)
         talks = begin()
         drafted = converse(engine, talks, draw, rows)
         for talk, other in zip(talks, expected, strict=True):
-            assert talk.results == other.results, (seed, talk.plan, rows, tokens)
+            assert talk.results == other.results, (kind, talk.plan, rows, tokens)
             for ours, theirs in zip(drafted[talk.id], plain[talk.id], strict=True):
                 np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
 

@@ -10,8 +10,7 @@ import torch
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies import qwen3_vl
-from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
-from geo_sokoban_pipeline.rollout.engines.transformers import NgramProposer, TransformersEngine
+from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
@@ -64,7 +63,7 @@ def test_log_probs_equal_a_plain_forward_pass(talker, reference, kind):
         np.testing.assert_allclose(episode.rollout_log_probs, expected, atol=TOLERANCE)
 
 
-def test_the_episodes_compared_are_ragged(reference, talker):
+def test_the_episodes_compared_are_ragged_and_keep_the_contract(reference, talker):
     """Without this the equivalences below would prove little."""
     episodes = reference["sampled"]
     responses = {turn.token_end - turn.token_start for e in episodes for turn in e.turns if turn.role == "assistant"}
@@ -72,12 +71,9 @@ def test_the_episodes_compared_are_ragged(reference, talker):
     assert len({len(episode.turns) for episode in episodes}) > 2
     assert {episode.finish_reason for episode in episodes} == {"stop", "length"}
     banned = set(talker.banned_ids.tolist())
-    assert not any(banned & set(e.token_ids[e.loss_mask == 1].tolist()) for name in KINDS for e in reference[name])
-
-
-def test_episodes_keep_the_contract(talker, reference):
-    for kind in KINDS:
-        validate_trajectories(trajectories_to_table(reference[kind], talker.table_context))
+    for played in reference.values():
+        assert not any(banned & set(e.token_ids[e.loss_mask == 1].tolist()) for e in played)
+        validate_trajectories(trajectories_to_table(played, talker.table_context))
 
 
 @pytest.mark.parametrize("kind", ["sampled", "greedy"])
@@ -85,12 +81,9 @@ def test_episodes_keep_the_contract(talker, reference):
     "engine",
     [
         {"reuse_cache": False},
-        {"draft_share": None},
         {"draft_share": 0.51, "max_conversations": 4},
-        {"max_conversations": 12},
         {"max_conversations": 5},
         {"max_conversations": 1},
-        {"prefill_tokens": 40},
         {"prefill_tokens": 1, "max_conversations": 7, "reuse_cache": False},
     ],
     ids=str,
@@ -98,23 +91,6 @@ def test_episodes_keep_the_contract(talker, reference):
 def test_the_same_episodes_under_any_setting(talker, tasks, reference, kind, engine):
     """Tokens are equal exactly: rounding could only matter for a draw within 1e-6 of a border, or a near tie."""
     assert_equal_episodes(play(talker, tasks, KINDS[kind], **engine), reference[kind])
-
-
-class Guesser(NgramProposer):
-    """Proposes the last response from there on, which is wrong most of the time."""
-
-    def learn(self, response):
-        self.last = list(response)
-
-    def propose(self, prefix):
-        return getattr(self, "last", [])[len(prefix) : len(prefix) + 3]
-
-
-@pytest.mark.parametrize("kind", ["sampled", "greedy"])
-@pytest.mark.parametrize("rows", [512, 5])
-def test_wrong_proposals_change_nothing(talker, tasks, reference, kind, rows, monkeypatch):
-    monkeypatch.setattr(engine_module, "NgramProposer", Guesser)
-    assert_equal_episodes(play(talker, tasks, KINDS[kind], max_conversations=rows), reference[kind])
 
 
 def test_an_episode_is_the_same_in_any_company(talker, tasks, reference):

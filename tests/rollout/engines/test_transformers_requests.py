@@ -46,16 +46,32 @@ def test_random_company_changes_nothing(talker, plans, rows, choices):
             talks[result.id].hear(result)
         engine.release([talk.id for talk in talks if talk.over])
     assert all(talk.over for talk in talks)
+    assert_as_alone(talker, *talks)
+
+
+def ask(engine, *requests):
+    """Results of a poll, by conversation."""
+    engine.submit(requests)
+    return {result.id: result for result in engine.poll()}
+
+
+def converse(engine, talks, turns):
+    """So many turns of all talks, side by side."""
+    for _ in range(turns):
+        for identity, result in ask(engine, *(talk.request() for talk in talks)).items():
+            talks[identity].hear(result)
+
+
+def assert_as_alone(policy, *talks):
     for talk in talks:
-        assert talk.results == play_alone(talker, talk.plan)
+        assert talk.results == play_alone(policy, talk.plan)[: talk.turn]
 
 
 def test_finished_rows_leave_the_batch(talker, passes):
     engine = TransformersEngine(talker)
     # Longer limits in lower rows and higher ones alike, so that rows must move.
     talks = [Talk(number, Plan(3, number, (limit,)), talker) for number, limit in enumerate([1, 4, 2, 6, 1])]
-    engine.submit([talk.request() for talk in talks])
-    lengths = {result.id: len(result.token_ids) for result in engine.poll()}
+    lengths = {n: len(result.token_ids) for n, result in ask(engine, *(talk.request() for talk in talks)).items()}
     decoding = [rows for rows, width in passes if width == 1]
     assert decoding == [sum(length > step for length in lengths.values()) for step in range(1, max(lengths.values()))]
 
@@ -63,28 +79,20 @@ def test_finished_rows_leave_the_batch(talker, passes):
 def test_a_shared_prompt_is_prefilled_once(talker, passes):
     engine = TransformersEngine(talker)
     talks = [Talk(number, Plan(number, number // 4, (5, 3)), talker) for number in range(8)]
-    for _ in range(2):
-        engine.submit([talk.request() for talk in talks])
-        for result in engine.poll():
-            talks[result.id].hear(result)
+    converse(engine, talks, 2)
     prompts = [rows for rows, width in passes if width > 5]
     assert prompts == [2, 8], "two prompts for eight conversations, then each its own observation"
-    for talk in talks:
-        assert talk.results == play_alone(talker, talk.plan)
+    assert_as_alone(talker, *talks)
 
 
 @pytest.mark.parametrize("budget", [1, 60, 100])
 def test_no_pass_exceeds_its_tokens(talker, passes, budget):
     engine = TransformersEngine(talker, prefill_tokens=budget)
     talks = [Talk(number, Plan(number, number, (3, 3)), talker) for number in range(6)]
-    for _ in range(2):
-        engine.submit([talk.request() for talk in talks])
-        for result in engine.poll():
-            talks[result.id].hear(result)
+    converse(engine, talks, 2)
     assert all(rows * width <= budget for rows, width in passes if rows > 1)
     assert (max(rows for rows, _ in passes) > 1) == (budget > 1)
-    for talk in talks:
-        assert talk.results == play_alone(talker, talk.plan)
+    assert_as_alone(talker, *talks)
 
 
 def test_an_agreed_proposal_is_one_pass(talker, passes):
@@ -97,19 +105,14 @@ def test_an_agreed_proposal_is_one_pass(talker, passes):
             engine.proposer.learn(ids)
     passes.clear()
     talk = Talk(0, plan, talker)
-    while not talk.over:
-        engine.submit([talk.request()])
-        talk.hear(engine.poll()[0])
+    converse(engine, [talk], 2)
     assert talk.results == expected
     assert len(passes) < sum(len(ids) for ids, _ in expected)
 
 
 def test_only_new_tokens_are_prefilled(talker, passes):
     engine = TransformersEngine(talker)
-    talk = Talk(0, Plan(1, 0, (3, 3, 3)), talker)
-    while not talk.over:
-        engine.submit([talk.request()])
-        talk.hear(engine.poll()[0])
+    converse(engine, [Talk(0, Plan(1, 0, (3, 3, 3)), talker)], 3)
     prompt, delta = len(say(talker, "Go", 0)[0]), len(say(talker, "Next?", 1)[0])
     # The last sampled token was never fed: it comes with the observation.
     assert [width for _, width in passes if width > 1] == [prompt, delta + 1, delta + 1]
@@ -126,10 +129,7 @@ def test_an_image_is_encoded_once_per_weight_version(talker, monkeypatch, reuse)
     def finish():
         for talk in talks:
             talk.__init__(talk.id, talk.plan, talker)
-        for _ in range(3):
-            engine.submit([talk.request() for talk in talks])
-            for result in engine.poll():
-                talks[result.id].hear(result)
+        converse(engine, talks, 3)
         engine.release(range(6))
 
     finish()
@@ -147,8 +147,7 @@ def test_new_weights_forget_everything_old(tiny_policy, given_tensors):
     policy = copy.deepcopy(tiny_policy)
     engine = TransformersEngine(policy)
     talk = Talk(0, Plan(5, 0, (4, 4)), policy)
-    engine.submit([talk.request()])
-    (first,) = engine.poll()
+    first = ask(engine, talk.request())[0]
     talk.hear(first)
     changed = {name: tensor.detach() * 1.3 for name, tensor in policy.model.named_parameters()}
     if given_tensors:
@@ -159,11 +158,7 @@ def test_new_weights_forget_everything_old(tiny_policy, given_tensors):
                 tensor.copy_(changed[name])
         engine.update_weights(None, version=7)
     request = talk.request()
-    engine.submit([request])
-    (second,) = engine.poll()
-    fresh = TransformersEngine(policy)
-    fresh.submit([request])
-    (expected,) = fresh.poll()
+    second, expected = ask(engine, request)[0], ask(TransformersEngine(policy), request)[0]
     assert (first.weight_version, second.weight_version) == (0, 7)
     assert second.token_ids.tolist() == expected.token_ids.tolist()
     np.testing.assert_allclose(second.log_probs, expected.log_probs, atol=TOLERANCE)
@@ -174,9 +169,7 @@ def test_a_response_that_was_cut_goes_on_as_if_it_had_not_been(tiny_policy, seed
     """The draw for a token follows from the seed and from how many tokens were sampled before, wherever the cut is."""
 
     def sample(request):
-        engine = TransformersEngine(tiny_policy)
-        engine.submit([request])
-        return engine.poll()[0].token_ids.tolist()
+        return ask(TransformersEngine(tiny_policy), request)[0].token_ids.tolist()
 
     asked = Talk(0, Plan(seed, 0, (8,)), tiny_policy).request()
     whole = sample(asked)
@@ -216,14 +209,7 @@ def test_rows_are_free_again_after_release(talker):
         engine.poll()
     engine.release([0, 42])
     second.hear(engine.poll()[0])
-    assert second.results == play_alone(talker, second.plan)[:1]
-
-
-def test_one_request_a_conversation(talker):
-    engine, talk = TransformersEngine(talker), Talk(0, Plan(0, 0, (3,)), talker)
-    engine.submit([talk.request()])
-    with pytest.raises(ValueError, match="conversation 0 already waits"):
-        engine.submit([talk.request()])
+    assert_as_alone(talker, second)
 
 
 def test_another_conversation_under_a_known_id_starts_anew(talker):
@@ -231,65 +217,50 @@ def test_another_conversation_under_a_known_id_starts_anew(talker):
     engine = TransformersEngine(talker)
     old, new = Talk(0, Plan(1, 0, (5, 5)), talker), Talk(0, Plan(2, 1, (5, 5)), talker)
     assert old.ids.tolist() == new.ids.tolist()
-    engine.submit([old.request()])
-    engine.poll()
-    while not new.over:
-        engine.submit([new.request()])
-        new.hear(engine.poll()[0])
-    assert new.results == play_alone(talker, new.plan)
+    ask(engine, old.request())
+    converse(engine, [new], 2)
+    assert_as_alone(talker, new)
 
 
-def test_the_models_own_limit_ends_a_response(talker):
-    policy = copy.deepcopy(talker)
-    policy.model.lm_head.bias.data[policy.codec.end_id] = -100.0  # it never ends by itself
-    talk = Talk(0, Plan(0, 0, (1,)), policy)
-    policy.model.config.text_config.max_position_embeddings = len(talk.ids) + 6
-    engine = TransformersEngine(policy)
-    engine.submit([replace(talk.request(), max_new_tokens=None)])
-    (result,) = engine.poll()
-    assert (result.finish_reason, len(result.token_ids)) == ("length", 6)
-
-
-def test_every_end_of_text_of_the_model_ends_a_response(talker):
-    """A real Qwen3-VL knows two; servers stop at both."""
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_models_own_limit_or_another_end_of_text_ends_a_response(talker, ends):
+    """A real Qwen3-VL knows two ends; servers stop at both."""
     policy = replace(talker, model=copy.deepcopy(talker.model))
     other = policy.codec.encode_text("up")[0].item()
     policy.model.generation_config.eos_token_id = [other, policy.codec.end_id]
-    policy.model.lm_head.bias.data[other] = 100.0
     assert policy.end_ids == (policy.codec.end_id, other)
-    talk = Talk(0, Plan(0, 0, (1,)), policy)
-    engine = TransformersEngine(policy)
-    engine.submit([talk.request()])
-    (result,) = engine.poll()
-    assert (result.finish_reason, result.token_ids.tolist()) == ("stop", [other])
+    policy.model.lm_head.bias.data[list(policy.end_ids)] = torch.tensor([-100.0, 100.0 if ends else -100.0])
+    request = Talk(0, Plan(0, 0, (1,)), policy).request()
+    policy.model.config.text_config.max_position_embeddings = len(request.token_ids) + 6
+    result = ask(TransformersEngine(policy), replace(request, max_new_tokens=None))[0]
+    if ends:
+        assert (result.finish_reason, result.token_ids.tolist()) == ("stop", [other])
+    else:
+        assert (result.finish_reason, len(result.token_ids)) == ("length", 6)
 
 
 @pytest.mark.parametrize("room", [0, -3])
 def test_a_full_context_is_answered_with_nothing(talker, room, passes):
     talk = Talk(0, Plan(2, 0, (6, 6)), talker)
     engine = TransformersEngine(talker)
-    engine.submit([talk.request()])
-    talk.hear(engine.poll()[0])
+    converse(engine, [talk], 1)
     engine.context = len(talk.ids) + room
-    engine.submit([replace(talk.request(), max_new_tokens=None)])
-    (result,) = engine.poll()
+    result = ask(engine, replace(talk.request(), max_new_tokens=None))[0]
     assert (result.finish_reason, len(result.token_ids), len(result.log_probs)) == ("length", 0, 0)
     assert engine.poll() == []
     # Nothing was read, and nothing that was is lost: with room the conversation continues where it was.
     engine.context = len(talk.ids) + 50
     passes.clear()
-    engine.submit([talk.request()])
-    talk.hear(engine.poll()[0])
+    converse(engine, [talk], 1)
     assert passes[0][1] < 30 < len(talk.ids)
-    assert talk.results == play_alone(talker, talk.plan)
+    assert_as_alone(talker, talk)
 
 
 def test_a_request_without_any_new_token_starts_anew(talker):
     """After an empty response, or one that another system took back, the conversation is asked again as it was."""
     engine, talk = TransformersEngine(talker), Talk(0, Plan(7, 1, (3, 3)), talker)
     for _ in range(2):
-        engine.submit([talk.request()])
-        (result,) = engine.poll()
+        result = ask(engine, talk.request())[0]
         assert (result.token_ids.tolist(), result.finish_reason) == play_alone(talker, talk.plan)[0]
 
 
@@ -297,20 +268,17 @@ def test_other_images_under_a_known_id_start_anew(talker):
     """Equal tokens do not make equal conversations: their images are pads."""
     engine = TransformersEngine(talker)
     old, new = Talk(0, Plan(1, 0, (5, 5)), talker), Talk(0, Plan(1, 1, (5, 5)), talker)
-    engine.submit([old.request()])
-    old.hear(engine.poll()[0])
+    converse(engine, [old], 1)
     shown = replace(old.request(), images=(new.images[0], old.images[1]))
-    engine.submit([shown])
-    (result,) = engine.poll()
-    fresh = TransformersEngine(talker)
-    fresh.submit([shown])
-    (expected,) = fresh.poll()
+    result, expected = ask(engine, shown)[0], ask(TransformersEngine(talker), shown)[0]
     assert result.token_ids.tolist() == expected.token_ids.tolist()
     np.testing.assert_allclose(result.log_probs, expected.log_probs, atol=TOLERANCE)
 
 
-def test_closing_forgets_requests(talker):
+def test_one_request_a_conversation_which_closing_forgets(talker):
     engine, talk = TransformersEngine(talker), Talk(0, Plan(0, 0, (3,)), talker)
     engine.submit([talk.request()])
+    with pytest.raises(ValueError, match="conversation 0 already waits"):
+        engine.submit([talk.request()])
     engine.close()
     assert engine.poll() == []
