@@ -44,7 +44,7 @@ class Proxy:
         self._faults.setdefault(path, []).extend(faults)
 
     @property
-    def in_flight(self) -> int:
+    def open_requests(self) -> int:
         """Requests to `/generate` without an answer."""
         return self.seen.count("/generate") - self.answered
 
@@ -74,7 +74,7 @@ class Proxy:
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(request.path)
-        self.most = max(self.most, self.in_flight)
+        self.most = max(self.most, self.open_requests)
         orders = self._faults.get(request.path, [])
         fault = orders.pop(0) if orders else None
         if fault == "500":

@@ -7,7 +7,6 @@ their names. A new field without either fails the first test.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
-from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.storage import Complete
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import build_sample
-from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.collecting import build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import (
     LogProbGapError,
@@ -32,7 +30,7 @@ from geo_sokoban_pipeline.training.grpo_loop import (
     update_policy,
 )
 from geo_sokoban_pipeline.training.sft import run_sft
-from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
+from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 from option_fields import leaves
 from task_options import TrainOptions
 from training import reference
@@ -84,6 +82,20 @@ ELSEWHERE = {
     "optimizer.offload": ("test_offload.py", "test_units_are_offloaded"),
     "optimizer.vision_patches": ("test_step_memory.py", "test_vision_passes_bound_the_peak_of_a_step"),
 }
+# Groups, refills and prompts are drawn for real in the tests of collecting; here is which rule is taken from where.
+ELSEWHERE |= {
+    **dict.fromkeys(
+        ("grpo.groups", "grpo.group_size", "grpo.max_refill", "grpo.min_groups"),
+        ("test_collecting.py", "test_groups_are_drawn_until_enough_carry_a_signal"),
+    ),
+    "grpo.filter": ("test_loop.py", "test_no_signal_commits_without_an_update"),
+    "prompts.order": ("test_seeds.py", "test_prompts_are_of_run_seed_iteration_and_refill"),
+    "loop.keep_best": ("test_nodes.py", "test_the_best_policy_is_kept_and_becomes_the_final_one"),
+    **{
+        f"rollout.sampling.{name}": ("../rollout/engines/test_sampling.py", "test_frequencies_follow_the_distribution")
+        for name in ("top_k", "top_p", "greedy")
+    },
+}
 Effect = Callable[[Setup, Path], None]
 EFFECTS: dict[str, Effect] = {}
 
@@ -114,53 +126,6 @@ def run(setup: Setup, changes: dict[str, Any]) -> list[Any]:
     options = settings(setup.options, changes)
     inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:8])
     return list(by_iteration(run_grpo(inputs, NOTHING_STORED)))
-
-
-def collect(setup: Setup, changes: dict[str, Any]) -> list[Trajectory]:
-    """Episodes of a first iteration."""
-    options = settings(setup.options, changes)
-    engine = build_engine(setup.policy, options.rollout)
-    collector = Collector("train_sokoban", 0, options, setup.rows, setup.policy, engine)
-    played, _ = collector.collect(0, build_sampler(setup.rows, options, 0, None))
-    engine.close()
-    return played
-
-
-@effect_of("grpo.groups", "grpo.group_size")
-def groups_and_their_size(setup: Setup, _: Path) -> None:
-    played = collect(setup, {"grpo.groups": 3, "grpo.group_size": 2})
-    assert Counter(episode.group_index for episode in played) == {0: 2, 1: 2, 2: 2}
-
-
-@effect_of("grpo.max_refill")
-def refills(setup: Setup, _: Path) -> None:
-    # A response of one token solves nothing, so no group is ever kept.
-    hopeless = {"grpo.groups": 2, "grpo.filter": "mixed_success", "grpo.min_groups": 0}
-    hopeless |= {"rollout.max_tokens_per_turn": 1}
-    played = [collect(setup, hopeless | {"grpo.max_refill": share}) for share in (1.0, 2.5)]
-    assert [len({episode.group_index for episode in episodes}) for episodes in played] == [2, 5]
-
-
-@effect_of("grpo.filter", "grpo.min_groups")
-def dropped_groups(setup: Setup, _: Path) -> None:
-    """Group 0 solves some, 1 all, 2 none with rewards that vary, 3 none with equal ones."""
-    solved = {0: [1, 0, 0], 1: [1, 1, 1], 2: [0, 0, 0], 3: [0, 0, 0]}
-    episodes = copy.deepcopy(setup.episodes)
-    for episode in episodes:
-        success = solved[episode.group_index][episode.sample_index]
-        episode.metrics["success"] = float(success)
-        episode.reward = 1.0 * success - (0.1 * episode.sample_index if episode.group_index < 3 else 0.0)
-    wanted = {
-        ("none", 0): [0, 1, 2, 3],
-        ("zero_variance", 0): [0, 1, 2],
-        ("mixed_success", 0): [0],
-        ("mixed_success", 1): [0],
-        ("mixed_success", 2): [0, 1, 2],
-    }
-    for (kind, least), groups in wanted.items():
-        changes = {"grpo.filter": kind, "grpo.min_groups": least, "grpo.credit": "episode"}
-        apply_scores(episodes, score_groups(episodes, settings(setup.options, changes).grpo, SOKOBAN, {}))
-        assert sorted({episode.group_index for episode in episodes if episode.trained}) == groups, (kind, least)
 
 
 @effect_of("grpo.max_log_prob_difference")
@@ -223,40 +188,19 @@ def size_of_passes(setup: Setup, _: Path) -> None:
     assert sum(chunks) == tokens and set(chunks[:-1]) == {7} and chunks[-1] <= 7
 
 
-def shares(setup: Setup, changes: dict[str, Any], rate: float) -> dict[str, float]:
-    """How often each length is drawn once the prompts of the first one are solved at a rate, those of others at 1/2."""
-    sampler = build_sampler(setup.rows, settings(setup.options, changes), 0, None)
-    lengths = [str(row["solution_length"]) for row in setup.rows]
-    first = sorted(set(lengths))[0]
-    seen = [rate if length == first else 0.5 for length in lengths]
-    sampler.update([*range(len(lengths))] * 200, seen * 200)
-    drawn = Counter(lengths[index] for turn in range(400) for index in sampler.draw(turn, 1))
-    return {length: drawn[length] / 400 for length in sorted(set(lengths))}
-
-
-@effect_of("prompts.order")
-def order_of_prompts(setup: Setup, _: Path) -> None:
-    count = len(setup.rows)
-    sampler = build_sampler(setup.rows, settings(setup.options, {"prompts.order": "shuffle"}), 0, None)
-    assert sorted(sampler.draw(0, count)) == list(range(count)), "an epoch has every prompt once"
-    even = shares(setup, {"prompts.order": "shuffle"}, 1.0)
-    of_length = shares(setup, {"prompts.order": "solve_rate"}, 1.0)
-    of_prompt = shares(setup, {"prompts.order": "prompt_solve_rate"}, 1.0)
-    first, *others = even
-    members = Counter(str(row["solution_length"]) for row in setup.rows)
-    assert abs(even[first] - members[first] / count) < 0.05, "shuffled: as often as there are prompts"
-    solved, half = 0.03, 0.25 + 0.03
-    assert abs(of_length[first] - solved / (solved + half * len(others))) < 0.05, "what is always solved is rare"
-    rest = count - members[first]
-    assert abs(of_prompt[first] - solved * members[first] / (solved * members[first] + half * rest)) < 0.05
-
-
 @effect_of("prompts.floor")
 def floor_of_weights(setup: Setup, _: Path) -> None:
-    low, high = (shares(setup, {"prompts.order": "solve_rate", "prompts.floor": floor}, 0.0) for floor in (1e-4, 1.0))
-    first = next(iter(low))
-    assert low[first] < 0.02
-    assert abs(high[first] - 1 / len(high)) < 0.06
+    """How often prompts of the first length are drawn that are never solved, while others are every second time."""
+    lengths = [row["solution_length"] for row in setup.rows]
+    first, shares = min(lengths), []
+    for floor in (1e-4, 1.0):
+        changes = {"prompts.order": "solve_rate", "prompts.floor": floor}
+        sampler = build_sampler(setup.rows, settings(setup.options, changes), 0, None)
+        seen = [0.0 if length == first else 0.5 for length in lengths]
+        sampler.update([*range(len(lengths))] * 200, seen * 200)
+        shares.append(sum(lengths[index] == first for turn in range(400) for index in sampler.draw(turn, 1)) / 400)
+    assert shares[0] < 0.02
+    assert abs(shares[1] - 1 / len(set(lengths))) < 0.06
 
 
 @effect_of("threads")
@@ -292,28 +236,6 @@ def length_and_intervals(setup: Setup, _: Path) -> None:
     for chunk in chunks:
         for table in chunk[1].values():
             assert {e.task_id for e in table_to_trajectories(table)} == {row["level_hash"] for row in setup.rows[:3]}
-
-
-@effect_of("loop.keep_best")
-def the_best_checkpoint(setup: Setup, _: Path) -> None:
-    """No validation can be better than the first one where a response of one token solves nothing."""
-    changes = {"loop.iterations": 3, "loop.eval_interval": 1, "loop.eval_prompts": 2, "loop.keep_last": 1}
-    changes |= {"grpo.groups": 1, "rollout.max_tokens_per_turn": 1}
-    kept = [run(setup, changes | {"loop.keep_best": best})[-2][3]["iter=00002"].keep for best in (True, False)]
-    assert kept == [[0, 2], [2]]
-
-
-@effect_of("rollout.sampling.top_k", "rollout.sampling.top_p", "rollout.sampling.greedy")
-def narrow_sampling(setup: Setup, _: Path) -> None:
-    """One token to choose from is the likeliest one, so all episodes of a group are the same."""
-    responses = [
-        [e.response for e in collect(setup, {"rollout.sampling.top_k": top_k, "rollout.sampling.top_p": top_p})]
-        for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 1e-9))
-    ]
-    assert responses[1] == responses[2] != responses[0]
-    assert len(set(responses[1][:3])) == 1 < len(set(responses[0][:3]))
-    with pytest.raises(ValueError, match="training needs sampled episodes"):
-        settings(setup.options, {"rollout.sampling.greedy": True})
 
 
 SHORT = {

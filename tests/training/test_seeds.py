@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from coins import rows_of
-from geo_sokoban_pipeline.config.rollout import RolloutRules, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baseline
 from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts, validate_policy
 from geo_sokoban_pipeline.evaluation.summary import shuffle_images
@@ -106,44 +106,6 @@ def test_a_rollout_is_of_nothing_else(smallest: Policy, options: TrainOptions, o
     else:
         found = streams(collect(smallest, changed(options, name, **values), 3, 4))
     assert {key: found[key] for key in expected} == expected
-
-
-def test_groups_that_are_fetched_later_have_streams_of_their_own(smallest: Policy, options: TrainOptions) -> None:
-    # With `mixed_success` groups of one episode are never kept, so the iteration is refilled to its limit.
-    refilled = changed(options, "grpo", filter="mixed_success", min_groups=0, max_refill=4.0, group_size=1)
-    episodes = collect(smallest, refilled)
-    assert [episode.group_index for episode in episodes] == list(range(8))
-    assert len(set(map(sampled, episodes))) == 8
-
-
-def test_solve_rates_of_what_was_played_are_followed(smallest: Policy, options: TrainOptions) -> None:
-    rows = [{**row, "sure": row["solution_length"] == 2} for row in rows_of(8, (1, 2, 3))]
-    options = changed(options, "grpo", groups=6, group_size=4)
-    # Responses of a random policy hit the limit of tokens; the environment judges those, too.
-    options = changed(options, "rollout", rules=RolloutRules(step_before_finish_check=True))
-    engine = build_engine(smallest, options.rollout)
-    sampler = build_sampler(rows, options, 0, None)
-    collector = Collector("train_sokoban", 0, options, rows, smallest, engine)
-    expected: dict[str, float] = {}
-    shares: set[float] = set()
-    for iteration in range(2):
-        drawn = build_sampler(rows, options, 0, sampler.state()).draw(iteration, 6)
-        episodes, metrics = collector.collect(iteration, sampler)
-        observed: dict[str, list[float]] = {}
-        for group, prompt in enumerate(drawn):
-            solved = [episode.metrics["success"] for episode in episodes if episode.group_index == group]
-            assert len(solved) == 4
-            observed.setdefault(str(rows[prompt]["solution_length"]), []).append(sum(solved) / 4)
-        for length, rates in observed.items():
-            rate, mean = expected.get(length, 0.5), sum(rates) / len(rates)
-            for _ in rates:
-                rate += 0.1 * (mean - rate)
-            expected[length] = rate
-            shares |= set(rates)
-        assert sampler.bucket_rates == pytest.approx(expected, abs=1e-12)
-        everything = [episode.metrics["success"] for episode in episodes]
-        assert metrics["rollout/success_rate"] == pytest.approx(sum(everything) / 24)
-    assert len(shares) > 2, "nothing but wholly solved groups would not tell rates from their complements"
 
 
 def evaluate(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.policies.weights import WeightSource
-from geo_sokoban_pipeline.rollout.engines.transformers import NgramProposer, TransformersEngine
+from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from given_weights import source_of
 from rollout.engines.talks import Plan, Talk, play_alone, say
 
@@ -95,27 +95,17 @@ def test_no_pass_exceeds_its_tokens(talker, passes, budget):
     assert_as_alone(talker, *talks)
 
 
-def test_an_agreed_proposal_is_one_pass(talker, passes):
-    plan = Plan(3, 0, (6, 6))
-    expected = play_alone(talker, plan)
-    engine = TransformersEngine(talker)
-    engine.proposer = NgramProposer(share=0.5)
-    for ids, _ in expected:
-        for _ in range(50):
-            engine.proposer.learn(ids)
-    passes.clear()
-    talk = Talk(0, plan, talker)
-    converse(engine, [talk], 2)
-    assert talk.results == expected
-    assert len(passes) < sum(len(ids) for ids, _ in expected)
-
-
-def test_only_new_tokens_are_prefilled(talker, passes):
-    engine = TransformersEngine(talker)
-    converse(engine, [Talk(0, Plan(1, 0, (3, 3, 3)), talker)], 3)
-    prompt, delta = len(say(talker, "Go", 0)[0]), len(say(talker, "Next?", 1)[0])
+@pytest.mark.parametrize("reuse", [True, False])
+def test_only_new_tokens_are_prefilled(talker, passes, reuse):
+    """Without the cache, every turn reads the conversation from its beginning."""
+    engine, talk = TransformersEngine(talker, reuse_cache=reuse), Talk(0, Plan(1, 0, (3, 3, 3)), talker)
+    lengths = []
+    for _ in range(3):
+        lengths.append(len(talk.ids))
+        converse(engine, [talk], 1)
+    delta = len(say(talker, "Next?", 1)[0])
     # The last sampled token was never fed: it comes with the observation.
-    assert [width for _, width in passes if width > 1] == [prompt, delta + 1, delta + 1]
+    assert [width for _, width in passes if width > 1] == ([lengths[0], delta + 1, delta + 1] if reuse else lengths)
 
 
 @pytest.mark.parametrize("reuse", [True, False])

@@ -69,7 +69,7 @@ ASKED = {
     "concurrency": ("test_server_cache.py", "test_requests_beyond_the_bound_wait"),
     "update": ("test_server_weights.py", "test_weights_that_are_handed_over"),
     "bucket_bytes": ("test_server_weights.py", "test_responses_are_those_of_the_new_weights"),
-    "faults.start_timeout": ("test_server_faults.py", "test_a_slow_start_ends_the_server"),
+    "faults.start_timeout": ("test_server_faults.py", "test_servers_that_are_refused"),
     "faults.health_interval": ("test_server_life.py", "test_a_server_behind_a_router_hangs"),
     "faults.health_timeout": ("test_server_life.py", "test_a_server_behind_a_router_hangs"),
     "faults.tries": ("test_server_faults.py", "test_tries_are_bounded"),
