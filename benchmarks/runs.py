@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,31 @@ def run_training(
     write_json(config, {"run": {"params": {"run_id": run_id, "train_sokoban": train, **others}}})
     words = ["--pipelines=train_sokoban", f"--config={config}"]
     words += [] if whole else ["--to-nodes=train_sokoban.train_grpo"]
-    environment = {**os.environ, "GEO_SOKOBAN_DATA_ROOT": str(data_root), "KEDRO_DISABLE_TELEMETRY": "1"}
-    subprocess.run([sys.executable, "-m", "kedro", "run", *words], cwd=ROOT, env=environment, check=True)
+    measure_python("-m", "kedro", "run", *words, data_root=data_root)
     metrics = sorted((data_root / f"07_model_output/train_sokoban/{run_id}/metrics").glob("iter=*.json"))
     return [read_json(path) for path in metrics]
+
+
+def measure_python(
+    *words: str, data_root: Path, is_quiet: bool = False, **environment: str
+) -> tuple[float, resource.struct_rusage]:
+    """Seconds that a process of Python takes by the clock, and what it uses.
+
+    Args:
+        is_quiet: what it writes is not shown.
+        environment: further variables.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    values = {"GEO_SOKOBAN_DATA_ROOT": str(data_root), "KEDRO_DISABLE_TELEMETRY": "1", **environment}
+    began = time.perf_counter()
+    out = subprocess.DEVNULL if is_quiet else None
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env={**os.environ, **values}, stdout=out)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise subprocess.CalledProcessError(status, words)
+    return time.perf_counter() - began, usage
 
 
 def repeat_iterations(folder: Path, stored: int, wanted: int) -> int:

@@ -9,13 +9,10 @@ the figures into docs/benchmarks.md.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 from benchmarks.records import ROOT, keep
-from benchmarks.runs import repeat_iterations, run_training
+from benchmarks.runs import measure_python, repeat_iterations, run_training
 from benchmarks.tables import render_notebook
 
 from geo_sokoban_pipeline.tasks import task_or_plain
@@ -37,17 +34,11 @@ def test_memory_of_the_first_notebook(tmp_path: Path) -> None:
     outputs = tmp_path / "data/07_model_output/train_sokoban/default"
     episodes = repeat_iterations(outputs / "trajectories", ITERATIONS, EPISODES)
     read_index(outputs, task_or_plain)
-    environment = {
-        **os.environ,
-        "GEO_SOKOBAN_DATA_ROOT": str(tmp_path / "data"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
-        "MPLBACKEND": "agg",
-    }
-    began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-c", CELLS, str(NOTEBOOK)], env=environment, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    found = {"episodes": episodes, "gib": usage.ru_maxrss / 2**20, "seconds": time.perf_counter() - began}
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]), "MPLBACKEND": "agg"}
+    seconds, usage = measure_python(
+        "-c", CELLS, str(NOTEBOOK), data_root=tmp_path / "data", is_quiet=True, **environment
+    )
+    found = {"episodes": episodes, "gib": usage.ru_maxrss / 2**20, "seconds": seconds}
     print(f"\n{render_notebook(found)}")
-    assert status == 0
     keep("notebook", found)
     assert found["gib"] < GIB

@@ -67,26 +67,26 @@ WORSE = {"player": "warm_start", "over": "final", "at_most": 5, "apart": True}
 
 
 @pytest.mark.parametrize(
-    ("verdict", "text", "met"),
+    ("judge", "given", "text", "met"),
     [
-        (judge_criterion(OVER, FEW), "+25.0", True),
-        (judge_criterion({**OVER, "apart": True}, FEW), "+25.0, intervals overlap", False),
-        (judge_criterion(WORSE, FEW), "−25.0, intervals overlap", False),  # the better one may be the other
-        (judge_minutes(8.0, 8), "8.0", True),
-        (judge_minutes(8.01, 8), "8.0", False),
-        (judge_minutes(None, 8), "– (was interrupted)", None),
-        (judge_minutes(7.0, 8, 2), "– (not alone)", None),
-        (judge_growth([[20, 2.0], [200, 2.1]], 5), "+5.0 % (2.00 to 2.10 GB)", True),
-        (judge_growth([[20, 2.0], [200, 2.11]], 5), "+5.5 % (2.00 to 2.11 GB)", False),
-        (judge_growth([], 5), "– (too few iterations)", None),
-        (judge_spent({"cpu_seconds": {"grpo": 200.0, "control": 194.0}}, "control", 0.97), "0.97", True),
-        (judge_spent({"cpu_seconds": {"grpo": 200.0, "control": 193.0}}, "control", 0.97), "0.96", False),
-        (judge_spent({"cpu_seconds": {"grpo": 200.0}}, "control", 0.97), "–", None),
-        (judge_spent({"cpu_seconds": {"control": 1.0, "grpo": 0.0}}, "control", 0.97), "–", None),
+        (judge_criterion, (OVER, FEW), "+25.0", True),
+        (judge_criterion, ({**OVER, "apart": True}, FEW), "+25.0, intervals overlap", False),
+        (judge_criterion, (WORSE, FEW), "−25.0, intervals overlap", False),  # the better one may be the other
+        (judge_minutes, (8.0, 8), "8.0", True),
+        (judge_minutes, (8.01, 8), "8.0", False),
+        (judge_minutes, (None, 8), "– (was interrupted)", None),
+        (judge_minutes, (7.0, 8, 2), "– (not alone)", None),
+        (judge_growth, ([[20, 2.0], [200, 2.1]], 5), "+5.0 % (2.00 to 2.10 GB)", True),
+        (judge_growth, ([[20, 2.0], [200, 2.11]], 5), "+5.5 % (2.00 to 2.11 GB)", False),
+        (judge_growth, ([], 5), "– (too few iterations)", None),
+        (judge_spent, ({"cpu_seconds": {"grpo": 200.0, "control": 194.0}}, "control", 0.97), "0.97", True),
+        (judge_spent, ({"cpu_seconds": {"grpo": 200.0, "control": 193.0}}, "control", 0.97), "0.96", False),
+        (judge_spent, ({"cpu_seconds": {"grpo": 200.0}}, "control", 0.97), "–", None),
+        (judge_spent, ({"cpu_seconds": {"control": 1.0, "grpo": 0.0}}, "control", 0.97), "–", None),
     ],
 )
-def test_verdicts(verdict, text, met):
-    assert verdict == Verdict(text, met)
+def test_verdicts(judge, given, text, met):
+    assert judge(*given) == Verdict(text, met)
 
 
 def test_bars_in_words():
