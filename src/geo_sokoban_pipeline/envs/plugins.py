@@ -78,13 +78,11 @@ def _file_module(path: str, spec: str) -> ModuleType:
     pin(module, str(file))
     # Registered before execution: dataclasses and pydantic look their module up there.
     sys.modules[name] = module
-    done = False
     try:
         found.loader.exec_module(module)
-        done = True
-    finally:
-        if not done:
-            del sys.modules[name]
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -109,8 +109,7 @@ def plain_rows(batch: Any) -> list[dict[str, Any]]:
     at = batch.schema.get_field_index("answer")
     if at >= 0 and pa.types.is_float32(batch.schema.field(at).type):
         batch = batch.set_column(at, "answer", batch.column(at).cast("string").cast("float64"))
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    return rows
+    return batch.to_pylist()
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any] | BadRow]:

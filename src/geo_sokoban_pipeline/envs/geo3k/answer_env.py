@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
+from geo_sokoban_pipeline.envs.base import Info, Observation
 from geo_sokoban_pipeline.envs.geo3k.data import read_family, read_ground_truth
-from geo_sokoban_pipeline.envs.geo3k.env import AnswerSheet
+from geo_sokoban_pipeline.envs.geo3k.env import AnswerSheet, SheetEnv
 from geo_sokoban_pipeline.rewards.geo3k import GradingOptions, read_options
 from geo_sokoban_pipeline.rewards.math_answer import Grade
 from geo_sokoban_pipeline.rewards.text import has_box
@@ -18,7 +18,7 @@ class AnswerEnvOptions(GradingOptions):
     """Arguments of the environment with one response."""
 
 
-class AnswerEnv:
+class AnswerEnv(SheetEnv):
     """One question, one response; see `InteractionEnv`.
 
     Args:
@@ -32,11 +32,6 @@ class AnswerEnv:
 
     def __init__(self, ground_truth: object, *, family: str | None = None, **arguments: Any) -> None:
         self._sheet = AnswerSheet(ground_truth, read_options("env.args", arguments, AnswerEnvOptions), family)
-
-    @property
-    def ground_truth(self) -> str | None:
-        """The reference as text."""
-        return self._sheet.ground_truth
 
     def reset(self) -> tuple[Observation, Info]:
         """Back to the start; the prompt is the only observation."""
@@ -65,14 +60,6 @@ class AnswerEnv:
         }
         return {}, True, info
 
-    def format_observation(self, observation: Observation | None) -> dict[str, Any]:
-        """See `base.user_message`."""
-        return user_message(observation)
-
-    def finalize(self, responses: Sequence[str], status: str) -> None:
-        """Take the response even if it was truncated and the loop did not step with it."""
-        self._sheet.finalize(responses, status)
-
     def final_metrics(self) -> dict[str, float]:
         """Numbers of `AnswerSheet.metrics`, first_attempt_correct (the same as success), invalid_turns (without a
         box).
@@ -80,9 +67,6 @@ class AnswerEnv:
         numbers = self._sheet.metrics()
         invalid = sum(not has_box(self._sheet.text([response])) for response in self._sheet.responses)
         return {**numbers, "first_attempt_correct": numbers["success"], "invalid_turns": float(invalid)}
-
-    def close(self) -> None:
-        """Part of the protocol; there is nothing to release."""
 
 
 def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> AnswerEnv:

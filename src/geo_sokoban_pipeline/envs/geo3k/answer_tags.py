@@ -18,11 +18,6 @@ from geo_sokoban_pipeline.rewards.text import assistant_text, visible_text
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.trajectories.index import StoredEpisode
 
-MALFORMED_CALL = "malformed_call"
-NO_ANSWER = "no_answer"
-HEDGE = "hedge"
-ARITHMETIC = "right_rule_wrong_arithmetic"
-
 # Possessive: a long run of digits is read once, not again from each of its digits.
 _NUMBER = r"(?<![\d.])\d++(?:\.\d++)?+"
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)  # an escaped brace is a character
@@ -43,13 +38,15 @@ def tag_answer(episode: StoredEpisode) -> dict[str, int]:
     texts = [visible_text(said.text)[-_LONGEST:] for said in episode.responses]
     unsolved = episode.success is False and episode.label is not None
     found = {
-        MALFORMED_CALL: sum(
+        "malformed_call": sum(
             said.info.get("tool_executed") is False and CALL_MARK in text
             for said, text in zip(episode.responses, texts, strict=True)
         ),
-        NO_ANSWER: int(episode.metrics.get("has_answer", 1.0) < 0.5),
-        HEDGE: sum(_names_several(text, episode.label) for text in texts),
-        ARITHMETIC: sum(_miscalculates(text, episode.label) for text in texts) if unsolved and episode.label else 0,
+        "no_answer": int(episode.metrics.get("has_answer", 1.0) < 0.5),
+        "hedge": sum(_names_several(text, episode.label) for text in texts),
+        "right_rule_wrong_arithmetic": sum(_miscalculates(text, episode.label) for text in texts)
+        if unsolved and episode.label
+        else 0,
     }
     return {name: count for name, count in found.items() if count}
 
@@ -125,6 +122,5 @@ def _expressions(text: str) -> list[str]:
     atom = rf"(?:{_NUMBER}(?:\s*{letter})?|{letter}|{macro}|{bracket})"
     sign = r"\s*(?:[-+*/]|\\times|\\cdot|\\div)\s*"
     pattern = rf"{atom}(?:{sign}{atom}|\s*{bracket})+|{_NUMBER}\s*{letter}|{letter}(?=[\s;.]*$)"
-    found = list(dict.fromkeys(match[0] for match in re.finditer(pattern, text.rstrip())))
-    last = found[-_MOST_EXPRESSIONS:]
-    return [re.sub(letter, lambda name: f"({given[name[0]]})", expression) for expression in last]
+    found = list(dict.fromkeys(match[0] for match in re.finditer(pattern, text.rstrip())))[-_MOST_EXPRESSIONS:]
+    return [re.sub(letter, lambda name: f"({given[name[0]]})", expression) for expression in found]

@@ -146,7 +146,13 @@ def raw_rows(
             yield head | _read_row(row)
         except ValueError as error:
             raw = row.raw if isinstance(row, BadRow) else row_as_text(row)
-            yield head | _nothing(str(error), {"row": raw})
+            yield head | {
+                "images": [],
+                "problem": None,
+                "answer": None,
+                "columns": json.dumps({"row": raw}, ensure_ascii=False),
+                "error": str(error),
+            }
 
 
 def _read_row(row: Mapping[str, Any] | BadRow) -> Row:
@@ -162,16 +168,6 @@ def _read_row(row: Mapping[str, Any] | BadRow) -> Row:
     }
 
 
-def _nothing(error: str, columns: Mapping[str, str]) -> Row:
-    return {
-        "images": [],
-        "problem": None,
-        "answer": None,
-        "columns": json.dumps(columns, ensure_ascii=False),
-        "error": error,
-    }
-
-
 def _read_columns(row: Mapping[str, Any], images: str) -> dict[str, Any]:
     """All other columns; of our own prompts those of the original problem, so that they stay unchanged.
 
@@ -180,8 +176,7 @@ def _read_columns(row: Mapping[str, Any], images: str) -> dict[str, Any]:
     """
     if _OWN_MARK not in row or not isinstance(row.get("columns"), str):
         return {name: value for name, value in row.items() if name not in (*_KNOWN, images)}
-    kept = {name: row[name] for name in _KEPT if row.get(name) is not None}
-    return {**json.loads(row["columns"]), **kept}
+    return {**json.loads(row["columns"]), **{name: row[name] for name in _KEPT if row.get(name) is not None}}
 
 
 def _read_text(row: Mapping[str, Any], name: str) -> str:
@@ -251,8 +246,7 @@ def read_ground_truth(sample: Mapping[str, Any]) -> str | None:
 
 def read_family(sample: Mapping[str, Any]) -> str | None:
     """Name of the family of a row's problem; None if it has none."""
-    family = sample.get("family")
-    return family if isinstance(family, str) else None
+    return text_or_none(sample.get("family"))
 
 
 @cache  # once per row: an environment is built for every episode
@@ -469,8 +463,7 @@ def _block_end(text: str) -> int:
     """
     if "calc_score" not in text and "calc_geo3k_reward" not in text:
         return 0
-    last = max(found.end() for found in _TOOL_WORDS.finditer(text))
-    blank = text.find("\n\n", last)
+    blank = text.find("\n\n", max(found.end() for found in _TOOL_WORDS.finditer(text)))
     if blank < 0 or PLACEHOLDER in text[:blank] or not text[blank:].strip():
         return 0
     return blank + 2
@@ -593,8 +586,7 @@ _REJECTED: dict[str, Any] = {
 
 
 def _shown(raw: Mapping[str, Any]) -> str:
-    values = {name: raw[name] for name in ("images", "problem", "answer", "columns")}
-    return row_as_text(_cut(values))
+    return row_as_text(_cut({name: raw[name] for name in ("images", "problem", "answer", "columns")}))
 
 
 def _cut(value: Any) -> Any:
@@ -623,8 +615,7 @@ def settle_splits(rows: Sequence[IndexRow], published: Iterable[str], options: G
         published: splits that the source itself has; the others are taken from its training rows.
         options: shares, counts, seed, and what splits may share.
     """
-    assigned = _assign(rows, set(published), options)
-    kept = _exclude(assigned, options.exclude_overlaps)
+    kept = _exclude(_assign(rows, set(published), options), options.exclude_overlaps)
     return _limit(kept, options.counts, options.seed)
 
 
@@ -663,13 +654,13 @@ def _assign(rows: Sequence[IndexRow], published: set[str], options: Geo3kDataOpt
     pool = sorted({_split_key(row, leads) for row in open_rows})
     assigned = share_out(pool, shares, python_generator(options.seed, "geo3k", "splits"))
     split_of = {key: split for split, keys in assigned.items() for key in keys}
-    settled: list[IndexRow] = []
-    for row in rows:
-        split = None
-        if row["status"] == "kept":
-            split = row["source_split"] if row["source_split"] != "train" else split_of[_split_key(row, leads)]
-        settled.append({**row, "split": split})
-    return settled
+
+    def split_for(row: IndexRow) -> str | None:
+        if row["status"] != "kept":
+            return None
+        return row["source_split"] if row["source_split"] != "train" else split_of[_split_key(row, leads)]
+
+    return [{**row, "split": split_for(row)} for row in rows]
 
 
 def _link_images(rows: Iterable[IndexRow]) -> dict[str, str]:
@@ -725,8 +716,7 @@ def _limit(rows: Sequence[IndexRow], counts: SplitCounts, seed: int) -> list[Ind
         members = [row["row_id"] for row in rows if row["split"] == split]
         count = getattr(counts, split)
         if count is not None and count < len(members):
-            order = sorted(members, key=lambda name: derive_seed(seed, "geo3k", "pick", name))
-            left_out.update(order[count:])
+            left_out.update(sorted(members, key=lambda name: derive_seed(seed, "geo3k", "pick", name))[count:])
     return [{**row, "status": "left_out", "split": None} if row["row_id"] in left_out else row for row in rows]
 
 
@@ -847,13 +837,9 @@ def prompt_rows(
         split: train, validation or eval.
     """
 
-    def rows() -> Iterator[Row]:
-        for row in raw:
-            found = index[row["row_id"]]
-            if found["split"] == split:
-                yield prompt_row(row, found, options)
-
-    return rows
+    return lambda: (
+        prompt_row(row, index[row["row_id"]], options) for row in raw if index[row["row_id"]]["split"] == split
+    )
 
 
 def prompt_row(raw: Mapping[str, Any], found: Mapping[str, Any], options: Geo3kDataOptions) -> Row:
@@ -888,9 +874,8 @@ def _candidates(value: Any) -> list[dict[str, str]]:
     """Candidates of a generated row; a foreign column of that name has none."""
     if not isinstance(value, list):
         return []
-    pairs = (one for one in value if isinstance(one, dict))
     return [
         {"rule": one["rule"], "label": one["label"]}
-        for one in pairs
-        if isinstance(one.get("rule"), str) and isinstance(one.get("label"), str)
+        for one in value
+        if isinstance(one, dict) and isinstance(one.get("rule"), str) and isinstance(one.get("label"), str)
     ]

@@ -149,9 +149,8 @@ class AnswerSheet:
     def prepare(self, response: str) -> Future[Grade]:
         """Begin to grade a text in the background; each text is submitted once."""
         if response not in self._grades:
-            options = self._options
             self._grades[response] = prepare_grade(
-                response, self.ground_truth, grader=options.grader, tolerance=options.tolerance
+                response, self.ground_truth, grader=self._options.grader, tolerance=self._options.tolerance
             )
         return self._grades[response]
 
@@ -191,10 +190,32 @@ class AnswerSheet:
         return numbers
 
 
+class SheetEnv:
+    """Common parts of both environments, whose answers are on a sheet."""
+
+    _sheet: AnswerSheet
+
+    @property
+    def ground_truth(self) -> str | None:
+        """The reference as text."""
+        return self._sheet.ground_truth
+
+    def format_observation(self, observation: Observation | None) -> dict[str, Any]:
+        """See `base.user_message`."""
+        return user_message(observation)
+
+    def finalize(self, responses: Sequence[str], status: str) -> None:
+        """Take all responses of the finished episode, also one that was truncated before the loop stepped with it."""
+        self._sheet.finalize(responses, status)
+
+    def close(self) -> None:
+        """Part of the protocol; there is nothing to release."""
+
+
 # Geometry as a conversation with a scoring tool: the policy proposes an answer, and is told whether it is right.
 
 
-class Geo3kEnv:
+class Geo3kEnv(SheetEnv):
     """One question with a scoring tool; see `InteractionEnv`.
 
     Args:
@@ -225,11 +246,6 @@ class Geo3kEnv:
         self.last_tool_score: float | None = None
         # Score of each response's call; None if nothing was scored.
         self._scores: list[float | None] = []
-
-    @property
-    def ground_truth(self) -> str | None:
-        """The reference as text."""
-        return self._sheet.ground_truth
 
     def reset(self) -> tuple[Observation, Info]:
         """Back to the start; the prompt is the first observation."""
@@ -291,29 +307,20 @@ class Geo3kEnv:
             "tool_executed": True,
             "parsed_actions": [answer],
         }
-        done = final or (verdict.correct and self.options.end_on_correct)
-        return {**observation, "tool_score": score}, done, info
+        is_over = final or (verdict.correct and self.options.end_on_correct)
+        return {**observation, "tool_score": score}, is_over, info
 
     def _read(self, text: str) -> ToolCall | None:
-        options = self.options
         return parse_tool_call(
             text,
-            after_think=options.after_think,
-            earlier_call_counts=options.earlier_call_counts,
-            tolerate_latex=options.tolerate_latex,
+            after_think=self.options.after_think,
+            earlier_call_counts=self.options.earlier_call_counts,
+            tolerate_latex=self.options.tolerate_latex,
         )
 
     def _say(self, case: str, quoted: str = "") -> dict[str, Any]:
-        options = self.options
-        return {"obs_str": feedback_text(case, options.feedback, quoted, raw=options.quote == "raw")}
-
-    def format_observation(self, observation: Observation | None) -> dict[str, Any]:
-        """See `base.user_message`."""
-        return user_message(observation)
-
-    def finalize(self, responses: Sequence[str], status: str) -> None:
-        """Take all responses of the finished episode, truncated ones included."""
-        self._sheet.finalize(responses, status)
+        is_raw = self.options.quote == "raw"
+        return {"obs_str": feedback_text(case, self.options.feedback, quoted, raw=is_raw)}
 
     def final_metrics(self) -> dict[str, float]:
         """The episode in numbers.
@@ -345,9 +352,6 @@ class Geo3kEnv:
     def metadata(self) -> dict[str, Any]:
         """The original's state of the environment."""
         return {"turn": self.turn, "tool_calls": self.tool_calls, "last_tool_score": self.last_tool_score}
-
-    def close(self) -> None:
-        """Part of the protocol; there is nothing to release."""
 
 
 def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> Geo3kEnv:

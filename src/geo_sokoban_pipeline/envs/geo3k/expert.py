@@ -137,13 +137,11 @@ def _candidates(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _write_call(answer: str) -> str:
-    call = {"name": TOOL_NAMES[0], "arguments": {"answer": answer}}
-    return f"<tool_call>{json.dumps(call)}</tool_call> "
+    return f"<tool_call>{json.dumps({'name': TOOL_NAMES[0], 'arguments': {'answer': answer}})}</tool_call> "
 
 
 def _read_numbers(row: Mapping[str, Any]) -> dict[str, int]:
-    columns = json.loads(row.get("columns") or "{}")
-    found = columns.get("numbers")
+    found = json.loads(row.get("columns") or "{}").get("numbers")
     return found if isinstance(found, dict) else {}
 
 

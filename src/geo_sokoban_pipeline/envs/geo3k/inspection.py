@@ -114,10 +114,12 @@ def check_stored_prompts(options: Geo3kDataOptions, section: str, folder: Path) 
         folder: of the prompts tables in 05_model_input.
     """
 
-    def differences(path: Path, split: str) -> list[str]:
-        return _differences(path, split, options, section)
-
-    return compare_stored(_GROUP, folder, differences, generated=options.source == "generate")
+    return compare_stored(
+        _GROUP,
+        folder,
+        lambda path, split: _differences(path, split, options, section),
+        generated=options.source == "generate",
+    )
 
 
 def _first(options: Geo3kDataOptions, rows: int) -> Geo3kDataOptions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, GeometryHubOptions
@@ -115,11 +116,7 @@ def _hub_parts(options: GeometryHubOptions, hub: HubReader) -> list[_Part]:
     if names["validation"] == "auto":
         names["validation"] = "validation" if "validation" in hub.names(options) else None
     opened = {split: hub.rows(options, name) for split, name in names.items() if name is not None}
-    return [_Part(split, options.dataset, _numbered(rows)) for split, rows in opened.items()]
-
-
-def _numbered(rows: Iterable[Mapping[str, Any]]) -> Callable[[], NumberedRows]:
-    return lambda: enumerate(rows)
+    return [_Part(split, options.dataset, partial(enumerate, rows)) for split, rows in opened.items()]
 
 
 def _file_parts(options: Geo3kDataOptions) -> list[_Part]:
@@ -128,8 +125,6 @@ def _file_parts(options: Geo3kDataOptions) -> list[_Part]:
     given = {split: path for split, path in paths.items() if path is not None}
     for path in given.values():
         read_rows(path)  # opens the file, so that a missing one is an error here
-    return [_Part(split, split_slice(path)[0].name, _file_rows(path)) for split, path in given.items()]
-
-
-def _file_rows(path: str) -> Callable[[], NumberedRows]:
-    return lambda: read_rows(path, BATCH_ROWS)
+    return [
+        _Part(split, split_slice(path)[0].name, partial(read_rows, path, BATCH_ROWS)) for split, path in given.items()
+    ]

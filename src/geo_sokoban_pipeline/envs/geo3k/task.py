@@ -84,16 +84,16 @@ def _by(column: str) -> Callable[[Row], Mapping[Any, Row]]:
 
 def _note_invalid(summary: Row) -> str:
     """Note on invalid responses; an environment of one's own says itself which those are."""
-    if any("tools" in row for row in summary.get("rows") or []):
-        return "share of the responses with neither an answer nor a call that could be scored"
-    return "share of the responses that the environment calls invalid"
+    return (
+        "share of the responses with neither an answer nor a call that could be scored"
+        if any("tools" in row for row in summary.get("rows") or [])
+        else "share of the responses that the environment calls invalid"
+    )
 
 
 def _note_first_attempt(summary: Row) -> str:
     """Note on first attempts; an environment of one's own may have turns without a tool."""
-    if has_tool(summary):
-        return "correct before any feedback of the scoring tool"
-    return "correct with the first response"
+    return f"correct {'before any feedback of the scoring tool' if has_tool(summary) else 'with the first response'}"
 
 
 class GeometryTask(Task):

@@ -125,8 +125,7 @@ def _read_body(body: str, tolerate_latex: bool) -> ToolCall | None:
 
 def _load_latex(text: str) -> Any:
     """Value of a JSON text in which backslashes of LaTeX may be single."""
-    text = _ESCAPE.sub(lambda found: found[1] or r"\\", text)
-    return _DECODER.decode(text)
+    return _DECODER.decode(_ESCAPE.sub(lambda found: found[1] or r"\\", text))
 
 
 def _integer(text: str) -> int | str:

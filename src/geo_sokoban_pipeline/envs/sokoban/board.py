@@ -164,8 +164,7 @@ class Layout:
         return seen
 
     def __str__(self) -> str:
-        rows = (self.codes[at : at + self.width] for at in range(0, len(self.codes), self.width))
-        return "\n".join("".join("# "[code] for code in row) for row in rows)
+        return "\n".join("".join("# "[code] for code in row) for row in grid_rows(self.codes, self.width))
 
 
 @lru_cache(maxsize=1024)
@@ -314,7 +313,7 @@ def parse_codes(text: str) -> tuple[int, int, bytes]:
 
 def print_xsb(codes: bytes, width: int) -> str:
     """XSB text of row-major codes, rows joined by newlines; floor outside of the walls is written with `-`."""
-    grid = [codes[at : at + width] for at in range(0, len(codes), width)]
+    grid = grid_rows(codes, width)
     if not any(FLOOR in edge for edge in (grid[0], grid[-1], codes[::width], codes[width - 1 :: width])):
         return "\n".join("".join(XSB[code] for code in row) for row in grid)
     floor = {(r, c) for r, row in enumerate(grid) for c, code in enumerate(row) if code == FLOOR}
@@ -326,16 +325,9 @@ def print_xsb(codes: bytes, width: int) -> str:
     return "\n".join(row if row.strip() else "-" * width for row in rows)
 
 
-def print_symbols(codes: bytes, width: int) -> str:
-    """The dataset's text: each symbol between blanks, cells joined by tabs, rows by newlines."""
-    return "\n".join(
-        "\t".join([_SPACED[code] for code in codes[at : at + width]]) for at in range(0, len(codes), width)
-    )
-
-
-def print_compact(codes: bytes, width: int) -> str:
-    """The dataset's symbols, cells side by side: the same grid in as few tokens as possible."""
-    return "\n".join("".join(SYMBOLS[code] for code in codes[at : at + width]) for at in range(0, len(codes), width))
+def grid_rows(codes: Sequence[int], width: int) -> list[Any]:
+    """Row-major cells by row."""
+    return [codes[at : at + width] for at in range(0, len(codes), width)]
 
 
 def _grid_lines(text: str) -> list[str]:
@@ -491,21 +483,6 @@ _STATE_KEYS = ("initial_base_grid", "initial_boxes", "initial_player")
 _BASE = {BOX_ON_TARGET: TARGET, BOX: FLOOR, PLAYER: FLOOR, PLAYER_ON_TARGET: TARGET}
 
 
-def config_from_codes(height: int, width: int, codes: bytes) -> dict[str, Any]:
-    """The part of `env_config` that holds the level: sizes, base grid, sorted boxes, player."""
-    cells = list(enumerate(codes))
-    boxes = [list(divmod(at, width)) for at, code in cells if code in (BOX, BOX_ON_TARGET)]
-    player = next(list(divmod(at, width)) for at, code in cells if code in (PLAYER, PLAYER_ON_TARGET))
-    base = [_BASE.get(code, code) for code in codes]
-    return {
-        "grid_size": [height, width],
-        "num_boxes": len(boxes),
-        "initial_base_grid": [base[at : at + width] for at in range(0, height * width, width)],
-        "initial_boxes": boxes,
-        "initial_player": player,
-    }
-
-
 def codes_from_config(config: dict[str, Any]) -> tuple[int, int, bytes]:
     """Height, width and row-major cell codes of an `env_config`; nested lists, tuples and numpy arrays are fine.
 
@@ -644,8 +621,16 @@ class Board:
         self, max_steps: int = 100, render_mode: str = "vision", wall_fraction: float = 0.0
     ) -> dict[str, Any]:
         """Slime's `env_config`: base grid (0 wall, 1 floor, 2 target), sorted boxes, player, sizes and limits."""
-        state = config_from_codes(self.height, self.width, self.codes())
-        return state | {"render_mode": render_mode, "max_steps": max_steps, "wall_fraction": wall_fraction}
+        return {
+            "grid_size": [self.height, self.width],
+            "num_boxes": len(self.boxes),
+            "initial_base_grid": grid_rows([_BASE.get(code, code) for code in self.codes()], self.width),
+            "initial_boxes": list(map(list, self.boxes)),
+            "initial_player": list(self.player),
+            "render_mode": render_mode,
+            "max_steps": max_steps,
+            "wall_fraction": wall_fraction,
+        }
 
     def move(self, direction: str, rewards: MoveRewards = DEFAULT_REWARDS) -> Move:
         """The board after one step of the player, with the reward of that step.
@@ -757,11 +742,11 @@ class Board:
 
     def to_symbols(self) -> str:
         """The dataset's text, such as ` # \\t _ \\t P ` per row."""
-        return print_symbols(self.codes(), self.width)
+        return "\n".join("\t".join([_SPACED[code] for code in row]) for row in grid_rows(self.codes(), self.width))
 
     def to_grid(self) -> str:
         """The dataset's symbols with nothing between the cells, one line per row."""
-        return print_compact(self.codes(), self.width)
+        return "\n".join("".join(SYMBOLS[code] for code in row) for row in grid_rows(self.codes(), self.width))
 
     def transform(self, symmetry: int) -> Board:
         """The board under one of the eight symmetries, 0…7 (see `symmetry`)."""

@@ -10,7 +10,6 @@ import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.config.base import MOST, REWARD_BOUNDS, Bounds, check_number, checked_arguments
@@ -57,16 +56,6 @@ BOUNDS: Mapping[str, Bounds] = {
     "optimal_steps": Bounds(0, MOST),
     **{f"rewards.{field.name}": REWARD_BOUNDS for field in fields(MoveRewards)},
 }
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Check that a word is one of the known ones.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")
 
 
 def read_arguments(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -173,12 +162,19 @@ class SokobanEnv:
         distance: Literal["greedy", "assignment"] = "greedy",
         optimal_steps: int | None = None,
     ) -> None:
-        check_number("max_actions_per_turn", max_actions_per_turn, BOUNDS["max_actions_per_turn"])
-        check_number("max_steps", max_steps, BOUNDS["max_steps"])
-        check_number("cell_px", cell_px, BOUNDS["cell_px"])
-        check_choice("observation_style", observation_style, STYLES)
-        check_choice("render_mode", render_mode, ("vision", "text"))
-        check_choice("distance", distance, ("greedy", "assignment"))
+        for name, value in (
+            ("max_actions_per_turn", max_actions_per_turn),
+            ("max_steps", max_steps),
+            ("cell_px", cell_px),
+        ):
+            check_number(name, value, BOUNDS[name])
+        for name, word, choices in (
+            ("observation_style", observation_style, STYLES),
+            ("render_mode", render_mode, ("vision", "text")),
+            ("distance", distance, ("greedy", "assignment")),
+        ):
+            if word not in choices:
+                raise ValueError(f"{name}={word!r}: must be one of {', '.join(choices)}")
         self.initial_board = board
         self.max_actions_per_turn = max_actions_per_turn
         self.max_steps = max_steps
@@ -350,10 +346,8 @@ def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) 
     config = sample["extra_info"]["env_config"]
     options = {key: config[key] for key in ("max_steps", "render_mode") if config.get(key) is not None}
     options["optimal_steps"] = sample.get("solution_length")
-    options |= read_arguments(args or {}, _arguments())
+    options |= read_arguments(args or {}, _ARGUMENTS)
     return SokobanEnv(Board.from_env_config(config), **options)
 
 
-@cache
-def _arguments() -> frozenset[str]:
-    return frozenset(inspect.signature(SokobanEnv).parameters) - {"board"}
+_ARGUMENTS = frozenset(inspect.signature(SokobanEnv).parameters) - {"board"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from geo_sokoban_pipeline.config.policy import ExpertOptions
@@ -11,7 +12,6 @@ from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, Board
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
 
 SOLVER_STATES = 200_000
-AGENT_NAMES = ("random", "random_legal", "solver", "direct")
 
 
 class MovePolicy(Protocol):
@@ -33,17 +33,15 @@ def make_agent(name: str, patience: int | None = 1, max_states: int = SOLVER_STA
     Raises:
         ValueError: there is no agent of that name, or patience is negative.
     """
-    match name:
-        case "random":
-            return RandomAgent()
-        case "random_legal":
-            return RandomLegalAgent()
-        case "solver":
-            return SolverAgent(max_states)
-        case "direct":
-            return DirectAgent(patience)
-        case _:
-            raise ValueError(f"player={name!r}: must be one of {', '.join(AGENT_NAMES)}")
+    agents: dict[str, Callable[[], MovePolicy]] = {
+        "random": RandomAgent,
+        "random_legal": RandomLegalAgent,
+        "solver": partial(SolverAgent, max_states),
+        "direct": partial(DirectAgent, patience),
+    }
+    if name not in agents:
+        raise ValueError(f"player={name!r}: must be one of {', '.join(agents)}")
+    return agents[name]()
 
 
 class RandomAgent:

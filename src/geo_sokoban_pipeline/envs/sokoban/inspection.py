@@ -5,7 +5,6 @@ The first levels are really made (or the first rows really read), so what is rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from geo_sokoban_pipeline.envs.inspection import TABLES, Check, DataSample, compare_stored, failure_of, guard
 from geo_sokoban_pipeline.envs.rows import split_slice
 from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.config import HubOptions, SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import LevelRow, data_source_name, prompt_row, raw_level_row
 from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_source, split_yields
 from geo_sokoban_pipeline.envs.splits import SPLITS
@@ -61,7 +60,8 @@ def sample_levels(
     Raises:
         As `read_source`: the source cannot give levels.
     """
-    reading = read_source(_first(options, rows), _first_rows(load_hub_rows, rows))
+    load = None if load_hub_rows is None else lambda options: islice(iter(load_hub_rows(options)), rows)
+    reading = read_source(_first(options, rows), load)
     text = f"{options.source}: {reading.rows_read} rows looked at, {len(reading.levels)} levels"
     checks = [Check(_GROUP, "source", "ok", text)]
     if reading.rejected:
@@ -96,10 +96,12 @@ def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Chec
         folder: of the prompts tables in 05_model_input.
     """
 
-    def differences(path: Path, split: str) -> list[str]:
-        return _differences(_read(path), split, options)
-
-    return compare_stored(_GROUP, folder, differences, generated=options.source == "generate")
+    return compare_stored(
+        _GROUP,
+        folder,
+        lambda path, split: _differences(_read(path), split, options),
+        generated=options.source == "generate",
+    )
 
 
 def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) -> list[Row]:
@@ -156,16 +158,6 @@ def _first(options: SokobanDataOptions, rows: int) -> SokobanDataOptions:
     few = {"train": rows, "validation": max(lengths, rows // 10), "eval": max(lengths, rows // 10)}
     counts = options.counts.model_copy(update={split: min(count, few[split]) for split, count in wanted.items()})
     return options.model_copy(update={"counts": counts})
-
-
-def _first_rows(load: HubLoader | None, rows: int) -> HubLoader | None:
-    if load is None:
-        return None
-
-    def load_first(options: HubOptions) -> Iterable[Mapping[str, Any]]:
-        return islice(iter(load(options)), rows)
-
-    return load_first
 
 
 def _read(path: Path) -> list[Row]:

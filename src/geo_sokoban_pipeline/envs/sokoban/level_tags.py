@@ -16,11 +16,6 @@ from geo_sokoban_pipeline.envs.sokoban.env import answer_blocks, parse_actions
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.trajectories.index import StoredEpisode, StoredResponse
 
-DEADLOCK = "deadlock"
-OSCILLATION = "oscillation"
-WALLS = "walking_into_walls"
-NO_MOVE = "no_move"
-HEDGE = "hedge"
 
 _OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 _BACK_AND_FORTH = 4  # moves
@@ -41,11 +36,11 @@ def tag_level(episode: StoredEpisode) -> dict[str, int]:
     back_and_forth = _longest_oscillation(moves) if len(moves) >= _BACK_AND_FORTH else 0
     blocked = sum(sign.blocked for sign in signs)
     found = {
-        DEADLOCK: int(episode.metrics.get("lost", 0.0) >= 0.5 and not episode.success),
-        OSCILLATION: back_and_forth if back_and_forth >= _BACK_AND_FORTH else 0,
-        WALLS: blocked if blocked >= _BLOCKED else 0,
-        NO_MOVE: sum(sign.invalid for sign in signs),
-        HEDGE: sum(sign.hedges for sign in signs),
+        "deadlock": int(episode.metrics.get("lost", 0.0) >= 0.5 and not episode.success),
+        "oscillation": back_and_forth if back_and_forth >= _BACK_AND_FORTH else 0,
+        "walking_into_walls": blocked if blocked >= _BLOCKED else 0,
+        "no_move": sum(sign.invalid for sign in signs),
+        "hedge": sum(sign.hedges for sign in signs),
     }
     return {name: count for name, count in found.items() if count}
 
@@ -68,11 +63,6 @@ def _read_signs(said: StoredResponse) -> _Signs:
     # A blocked response leaves the player where it is.
     moves = tuple(said.info.get("parsed_actions") or ()) if effective else ()
     return _Signs(moves, effective is False and bool(valid), valid is False, _names_several(said.text))
-
-
-def all_moves(episode: StoredEpisode) -> str | None:
-    """The moves of an episode as one text; None where there are none."""
-    return ",".join(said.action for said in episode.responses if said.action) or None
 
 
 def _longest_oscillation(moves: Sequence[str]) -> int:

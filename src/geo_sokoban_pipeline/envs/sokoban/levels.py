@@ -297,13 +297,12 @@ def pulls(layout: Layout, state: State) -> list[tuple[State, int, int]]:
     boxes, player = state
     free = layout.floor & ~boxes
     reach = layout.reach(1 << player, free)
-    found = []
-    for delta in layout.deltas.values():
-        for stand in bits(reach):
-            box, back = stand + delta, stand - delta
-            if boxes >> box & 1 and free >> back & 1:
-                found.append(((boxes ^ 1 << box ^ 1 << stand, back), box, stand))
-    return found
+    return [
+        ((boxes ^ 1 << box ^ 1 << stand, back), box, stand)
+        for delta in layout.deltas.values()
+        for stand in bits(reach)
+        if boxes >> (box := stand + delta) & 1 and free >> (back := stand - delta) & 1
+    ]
 
 
 def pulled_level(
@@ -489,7 +488,7 @@ class _Source:
         """Every level of a small setting in random order, mirror images among them; empty for a large one."""
         setting = self.setting
         layouts = setting.all_layouts()
-        if layouts is None or sum(_positions(layout, setting.boxes) for layout in layouts) > _MAX_LISTED_STATES:
+        if layouts is None or sum(count_positions(layout, setting.boxes) for layout in layouts) > _MAX_LISTED_STATES:
             return []
         low, high = (setting.low, setting.high) if wanted is None else (wanted, wanted)
         found = []
@@ -527,7 +526,8 @@ class _Source:
         )
 
 
-def _positions(layout: Layout, boxes: int) -> int:
+def count_positions(layout: Layout, boxes: int) -> int:
+    """Positions of so many boxes and as many targets."""
     floor = layout.floor.bit_count()
     return comb(floor, boxes) ** 2 * floor
 

@@ -96,11 +96,14 @@ class SokobanReport(TaskReport):
         """Levels, layouts, and levels by optimal length."""
         lengths = {key for split in splits.values() for key in split.get("by_length") or {}}
         ordered = sorted(lengths, key=lambda key: (not key.isdigit(), key.zfill(9)))
-        lines = []
-        for name, split in splits.items():
-            cells = [count(split.get(key)) for key in ("levels", "distinct_levels", "layouts")]
-            by_length = split.get("by_length") or {}
-            lines.append((name, [*cells, *(count(by_length.get(key, 0)) for key in ordered)]))
+        lines = [
+            (
+                name,
+                [count(split.get(key)) for key in ("levels", "distinct_levels", "layouts")]
+                + [count((split.get("by_length") or {}).get(key, 0)) for key in ordered],
+            )
+            for name, split in splits.items()
+        ]
         return DataTable(["levels", "distinct", "layouts", *ordered], lines, [], "levels by optimal length", 3)
 
     def study_entry(self, summary: Summary, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from geo_sokoban_pipeline.envs.sokoban.levels import (
     MAX_ENUMERATED_WALLS,
     Level,
     LevelsExhaustedError,
+    count_positions,
     count_wall_choices,
     enumerate_layouts,
     generate_levels,
@@ -47,7 +48,7 @@ from geo_sokoban_pipeline.envs.splits import SPLITS, share_out, wanted_splits
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 
-Draw = Callable[[int, Sequence[int] | None], list[Level]]
+Draw = Callable[..., list[Level]]
 # Rounds in which levels of random layouts are drawn until every split has enough; each doubles the number.
 _MAX_ROUNDS = 6
 
@@ -95,12 +96,12 @@ def spread_draw(draw: Draw, count: int, lengths: Sequence[int] | None) -> list[L
         Up to `count` levels; fewer only if all lengths ran out.
     """
     if lengths is None:
-        return draw(count, None)
+        return draw(count, lengths=None)
     used_up: list[Level] = []
     open_lengths = list(lengths)
     while open_lengths:
         missing = count - len(used_up)
-        levels = draw(missing, open_lengths)
+        levels = draw(missing, lengths=open_lengths)
         if len(levels) >= missing:
             return used_up + levels
         found = Counter(level.solution_length for level in levels)
@@ -164,22 +165,18 @@ def _split_of(layout_hash: str, options: SokobanDataOptions) -> str:
 
 
 def _draw(options: SokobanDataOptions, name: str, layouts: Sequence[Layout] | None) -> Draw:
-    def draw(count: int, lengths: Sequence[int] | None) -> list[Level]:
-        return generate_levels(
-            count,
-            derive_seed(options.seed, "sokoban", name),
-            options.height,
-            options.width,
-            options.boxes,
-            options.min_solution,
-            options.max_solution,
-            inner_walls=options.inner_walls,
-            layouts=layouts,
-            lengths=lengths,
-            return_fewer=True,
-        )
-
-    return draw
+    return partial(
+        generate_levels,
+        seed=derive_seed(options.seed, "sokoban", name),
+        height=options.height,
+        width=options.width,
+        boxes=options.boxes,
+        min_solution=options.min_solution,
+        max_solution=options.max_solution,
+        inner_walls=options.inner_walls,
+        layouts=layouts,
+        return_fewer=True,
+    )
 
 
 def _lengths(options: SokobanDataOptions) -> range | None:
@@ -257,7 +254,7 @@ def split_yields(options: SokobanDataOptions) -> dict[str, int] | None:
 
 def _countable_layouts(options: SokobanDataOptions) -> list[Layout] | None:
     layouts = known_layouts(options)
-    if layouts is None or sum(_positions(layout, options.boxes) for layout in layouts) > _MAX_COUNTED_POSITIONS:
+    if layouts is None or sum(count_positions(layout, options.boxes) for layout in layouts) > _MAX_COUNTED_POSITIONS:
         return None
     return layouts
 
@@ -273,11 +270,6 @@ def _count_levels(options: SokobanDataOptions, layouts: Sequence[Layout]) -> dic
         else:
             found.update(length for _, length in levels)
     return {str(length): found[length] for length in sorted(found)}
-
-
-def _positions(layout: Layout, boxes: int) -> int:
-    floor = layout.floor.bit_count()
-    return comb(floor, boxes) ** 2 * floor
 
 
 # Where levels come from: the generator, a data set of the hub, or a file. All three end in the same `Reading`.

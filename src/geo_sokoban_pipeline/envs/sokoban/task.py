@@ -213,9 +213,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
 
     def answer(self, episode: StoredEpisode) -> str | None:
         """All moves."""
-        from geo_sokoban_pipeline.envs.sokoban.level_tags import all_moves
-
-        return all_moves(episode)
+        return ",".join(said.action for said in episode.responses if said.action) or None
 
     def tags(self, episode: StoredEpisode) -> dict[str, int]:
         """Deadlock, oscillation, walls, responses without a move, hedges."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 from geo_sokoban_pipeline.envs.geo3k.config import Difficulty
@@ -172,36 +174,37 @@ _ROUND = " Round to the nearest tenth."
 
 def circle_circumference(generator: random.Random, difficulty: Difficulty) -> Sketch:
     """π times the diameter; medium ones are rounded decimals, hard ones give a right triangle or square inside."""
-    letter = generator.choice("CDKNOPQ")
-    if difficulty == "hard":
-        figure, diameter, numbers = _inscribed_shape(generator, letter)
-        value = diameter * exact(1, pi=True)
-        question = f"Find the exact circumference of $\\odot {letter}$."
-        return Sketch(question, numbers, value, value.label, figure, upright=False)
-    figure, radius, numbers = _plain_circle(generator, letter, difficulty)
-    value = exact(2 * radius, pi=True)
-    if difficulty == "medium":
-        question = f"Find the circumference of $\\odot {letter}$.{_ROUND}"
-        return Sketch(question, numbers, value, value.decimal(1), figure, upright=False)
-    question = f"Find the exact circumference of $\\odot {letter}$."
-    return Sketch(question, numbers, value, value.label, figure, upright=False)
+    exactly = "Find the exact circumference of $\\odot {letter}$."
+    questions = {"easy": exactly, "medium": f"Find the circumference of $\\odot {{letter}}$.{_ROUND}", "hard": exactly}
+    return _measured_circle(generator, difficulty, questions, lambda diameter: diameter * exact(1, pi=True))
 
 
 def circle_area(generator: random.Random, difficulty: Difficulty) -> Sketch:
     """π times the squared radius; medium ones are rounded decimals, hard ones give a shape inside."""
+    questions = {
+        "easy": "Find the area of the circle in terms of $\\pi$.",
+        "medium": f"Find the area of the circle.{_ROUND}",
+        "hard": "Find the exact area of $\\odot {letter}$.",
+    }
+    quarter = exact(Fraction(1, 4), pi=True)
+    return _measured_circle(generator, difficulty, questions, lambda diameter: diameter * diameter * quarter)
+
+
+def _measured_circle(
+    generator: random.Random,
+    difficulty: Difficulty,
+    questions: dict[str, str],
+    measure: Callable[[ExactValue], ExactValue],
+) -> Sketch:
+    """A question about a circle, given its measure by its diameter."""
     letter = generator.choice("CDKNOPQ")
     if difficulty == "hard":
         figure, diameter, numbers = _inscribed_shape(generator, letter)
-        value = diameter * diameter * exact(Fraction(1, 4), pi=True)
-        question = f"Find the exact area of $\\odot {letter}$."
-        return Sketch(question, numbers, value, value.label, figure, upright=False)
-    figure, radius, numbers = _plain_circle(generator, letter, difficulty)
-    value = exact(radius * radius, pi=True)
-    if difficulty == "medium":
-        question = f"Find the area of the circle.{_ROUND}"
-        return Sketch(question, numbers, value, value.decimal(1), figure, upright=False)
-    question = "Find the area of the circle in terms of $\\pi$."
-    return Sketch(question, numbers, value, value.label, figure, upright=False)
+    else:
+        figure, diameter, numbers = _plain_circle(generator, letter, scale=10 if difficulty == "medium" else 1)
+    value = measure(diameter)
+    label = value.decimal(1) if difficulty == "medium" else value.label
+    return Sketch(questions[difficulty].replace("{letter}", letter), numbers, value, label, figure, upright=False)
 
 
 def sector(generator: random.Random, difficulty: Difficulty) -> Sketch:
@@ -217,23 +220,19 @@ def sector(generator: random.Random, difficulty: Difficulty) -> Sketch:
         value = exact(part * radius * radius, pi=True)
         question = "What is the area of the sector? Write it in terms of $\\pi$."
     arc = arc_of(0j, float(radius), 90 - degrees / 2, 90 + degrees / 2)
-    shaded = arc_of(0j, float(radius), 90 - degrees / 2, 90 + degrees / 2)
-    chain = (arc.start, 0j, arc.end)
     labels: list[Label] = [
         angle(f"{degrees}°", degrees, 0j, arc.start, arc.end),
         length(str(radius), radius, 0j, arc.start, arc.middle),
         name("A", arc.start, 0j),
         name("B", arc.end, 0j),
     ]
-    whole = circle_of(0j, float(radius))
-    filled = type(shaded)(shaded.centre, shaded.start, shaded.middle, shaded.end, True)
-    figure = Figure((Stroke(chain),), (filled, whole), (Mark("dot", (0j,)),), tuple(labels))
+    arcs = (replace(arc, filled=True), circle_of(0j, float(radius)))
+    figure = Figure((Stroke((arc.start, 0j, arc.end)),), arcs, (Mark("dot", (0j,)),), tuple(labels))
     return Sketch(question, (("degrees", degrees), ("radius", radius)), value, value.label, figure, upright=False)
 
 
-def _plain_circle(generator: random.Random, letter: str, difficulty: Difficulty) -> tuple[Figure, Fraction, Numbers]:
-    """Circle with a radius or a diameter drawn, its radius, and what is given."""
-    scale = 10 if difficulty == "medium" else 1
+def _plain_circle(generator: random.Random, letter: str, *, scale: int) -> tuple[Figure, ExactValue, Numbers]:
+    """Circle with a radius or a diameter drawn, its diameter, and what is given."""
     number = generator.randint(2 * scale, 60 * scale)
     whole_line = generator.random() < 0.5
     radius = Fraction(number, 2 * scale) if whole_line else Fraction(number, scale)
@@ -242,7 +241,7 @@ def _plain_circle(generator: random.Random, letter: str, difficulty: Difficulty)
     ends = (-end, end) if whole_line else (0j, end)
     labels = (length(text, number / scale, *ends), name(letter, 0j, *ends))
     figure = Figure((Stroke(ends),), (circle_of(0j, size),), (Mark("dot", (0j,)),), labels)
-    return figure, radius, (("diameter" if whole_line else "radius", number), ("scale", scale))
+    return figure, exact(2 * radius), (("diameter" if whole_line else "radius", number), ("scale", scale))
 
 
 def _inscribed_shape(generator: random.Random, letter: str) -> tuple[Figure, ExactValue, Numbers]:

@@ -88,9 +88,7 @@ def text_mask(text: str, size: int) -> TextMask:
 
 
 def _class_of(character: str) -> str:
-    if character.isalpha():
-        return "letter"
-    return character if character in "√−°" else "upright"
+    return "letter" if character.isalpha() else character if character in "√−°" else "upright"
 
 
 @lru_cache(maxsize=16)
@@ -349,11 +347,8 @@ def _square(points: Chain, side: float) -> Chain:
 def _ticks(mark: Mark, width: float) -> list[Chain]:
     start, end = mark.points
     along = (end - start) / abs(end - start) * width
-    ticks: list[Chain] = []
-    for index in range(mark.count):
-        middle = (start + end) / 2 + along * _TICK_GAP * (index - (mark.count - 1) / 2)
-        ticks.append((middle - along * 1j * _TICK, middle + along * 1j * _TICK))
-    return ticks
+    middles = [(start + end) / 2 + along * _TICK_GAP * (index - (mark.count - 1) / 2) for index in range(mark.count)]
+    return [(middle - along * 1j * _TICK, middle + along * 1j * _TICK) for middle in middles]
 
 
 def _heads(mark: Mark, width: float) -> list[Chain]:
@@ -480,13 +475,14 @@ def place_labels(figure: Figure, font_size: int, line_width: float) -> list[tupl
     """
     pieces = line_pieces(figure, line_width)
     bare = line_pieces(figure, line_width, marks=False)
-    middle = complex(*_middle(bare))
+    left, top, right, bottom = _extent(bare)
+    middle = complex((left + right) / 2, (top + bottom) / 2)
     pens: dict[int, tuple[int, int]] = {}
     placed: list[tuple[float, float, float, float]] = []
     for index in sorted(range(len(figure.labels)), key=lambda number: (_ORDER[figure.labels[number].kind], number)):
         label = figure.labels[index]
-        left, top, right, bottom = text_mask(label.text, font_size).ink
-        size = (right - left, bottom - top)
+        ink = text_mask(label.text, font_size).ink
+        size = (ink[2] - ink[0], ink[3] - ink[1])
         centres = np.array(list(_candidates(label, size, bare, middle, line_width)))
         if label.kind == "angle":
             centres = centres[_in_own_corner(centres, label, figure)]
@@ -500,7 +496,7 @@ def place_labels(figure: Figure, font_size: int, line_width: float) -> list[tupl
             return None
         box = boxes[int(free.argmax())]
         placed.append((box[0], box[1], box[2], box[3]))
-        pens[index] = (int(box[0]) - left, int(box[1]) - top)
+        pens[index] = (int(box[0]) - ink[0], int(box[1]) - ink[1])
     return [pens[index] for index in range(len(figure.labels))]
 
 
@@ -589,12 +585,6 @@ def _grown(boxes: np.ndarray, margin: float) -> np.ndarray:
     return boxes + np.array([-margin, -margin, margin, margin])
 
 
-def _middle(pieces: np.ndarray) -> tuple[float, float]:
-    """Middle of the lines' bounding box."""
-    x, y = pieces[:, 0::2], pieces[:, 1::2]
-    return float(x.min() + x.max()) / 2, float(y.min() + y.max()) / 2
-
-
 # Images of drawings: strokes are smoothed by drawing them four times as large, texts are laid over them.
 
 
@@ -604,10 +594,6 @@ LINE, MARK, FILL = (0, 104, 178), (214, 0, 108), (205, 228, 243)
 
 def render_layout_png(layout: FigureLayout) -> bytes:
     """PNG file of a layout, in RGB; equal layouts give equal bytes."""
-    return encode_png(_pixels(layout))
-
-
-def _pixels(layout: FigureLayout) -> np.ndarray:
     canvas = Image.new("RGB", (layout.width * OVERSAMPLE, layout.height * OVERSAMPLE), PAPER)
     pencil = _Pencil(ImageDraw.Draw(canvas), layout.line_width)
     for arc in layout.figure.arcs:
@@ -625,7 +611,7 @@ def _pixels(layout: FigureLayout) -> np.ndarray:
     pixels = np.asarray(canvas.reduce(OVERSAMPLE)).copy()
     for label, (x, y) in zip(layout.figure.labels, layout.pens, strict=True):
         _write(pixels, label.text, x, y, layout.font_size)
-    return pixels
+    return encode_png(pixels)
 
 
 def _write(pixels: np.ndarray, text: str, x: int, y: int, size: int) -> None:

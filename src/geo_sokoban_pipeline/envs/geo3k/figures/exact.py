@@ -43,7 +43,16 @@ class ExactValue:
     @property
     def label(self) -> str:
         """Spaced LaTeX, rational numbers as integers or fractions."""
-        return _latex(self)
+        sign = "- " if self.coefficient < 0 else ""
+        over, under = abs(self.coefficient.numerator), self.coefficient.denominator
+        root = f"\\sqrt {{ {self.radicand} }}" if self.radicand != 1 else ""
+        number = str(over) if over != 1 or not (root or self.pi) else ""
+        # Geometry3K writes π behind a fraction, unless nothing else would stand above the line.
+        behind = self.pi and under != 1 and not (over == 1 and not root)
+        above = " ".join(filter(None, (number, root, "\\pi" if self.pi and not behind else "")))
+        if under == 1:
+            return sign + above
+        return f"{sign}\\frac {{ {above or '1'} }} {{ {under} }}" + (" \\pi" if behind else "")
 
     def decimal(self, places: int | None = None) -> str:
         """Decimal label, half rounded up.
@@ -94,6 +103,17 @@ def exact(coefficient: Fraction | int, radicand: Fraction | int = 1, *, pi: bool
     return ExactValue(outer, rest, pi)
 
 
+# Forms of a label without blanks, the first that fits.
+_FORMS: tuple[tuple[AnswerForm, str], ...] = (
+    ("other", r".*[=<>].*"),
+    ("pi", r".*\\pi.*"),
+    ("surd", r".*\\sqrt.*"),
+    ("fraction", r"-?(\\frac\{-?\d+\}\{\d+\}|\d+/\d+)"),
+    ("integer", r"-?\d+"),
+    ("decimal", r"-?\d*\.\d+"),
+)
+
+
 def answer_form(label: str) -> AnswerForm:
     """Class of an answer label, generated or of Geometry3K: π before surd before fraction.
 
@@ -101,28 +121,4 @@ def answer_form(label: str) -> AnswerForm:
         label: LaTeX with or without spaces.
     """
     text = label.replace(" ", "")
-    if "=" in text or "<" in text or ">" in text:
-        return "other"
-    if "\\pi" in text:
-        return "pi"
-    if "\\sqrt" in text:
-        return "surd"
-    if re.fullmatch(r"-?(\\frac\{-?\d+\}\{\d+\}|\d+/\d+)", text):
-        return "fraction"
-    if re.fullmatch(r"-?\d+", text):
-        return "integer"
-    return "decimal" if re.fullmatch(r"-?\d*\.\d+", text) else "other"
-
-
-def _latex(value: ExactValue) -> str:
-    sign = "- " if value.coefficient < 0 else ""
-    over, under = abs(value.coefficient.numerator), value.coefficient.denominator
-    root = f"\\sqrt {{ {value.radicand} }}" if value.radicand != 1 else ""
-    if under == 1:
-        parts = [str(over) if over != 1 or not (root or value.pi) else "", root, "\\pi" if value.pi else ""]
-        return sign + " ".join(part for part in parts if part)
-    # Geometry3K writes π behind a fraction, unless nothing else would stand above the line.
-    behind = value.pi and not (over == 1 and not root)
-    above = [str(over) if over != 1 or not (root or value.pi) else "", root, "\\pi" if value.pi and not behind else ""]
-    top = " ".join(part for part in above if part) or "1"
-    return f"{sign}\\frac {{ {top} }} {{ {under} }}" + (" \\pi" if behind else "")
+    return next((form for form, pattern in _FORMS if re.fullmatch(pattern, text, re.DOTALL)), "other")

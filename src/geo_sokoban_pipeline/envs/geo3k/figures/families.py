@@ -71,9 +71,8 @@ def draw_sketch(
     angles: Sequence[int],
 ) -> Sketch:
     """A problem of a family, without an image; `angles` are the possible ones of a tiny family, degrees."""
-    if difficulty == "tiny":
-        return tiny_sketch(family, generator, options, angles)
-    return FAMILIES[family](generator, difficulty)
+    is_tiny = difficulty == "tiny"
+    return tiny_sketch(family, generator, options, angles) if is_tiny else FAMILIES[family](generator, difficulty)
 
 
 def lay_out(

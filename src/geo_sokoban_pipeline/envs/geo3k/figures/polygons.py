@@ -217,12 +217,11 @@ def triangle_area(generator: random.Random, difficulty: Difficulty) -> Sketch:
     foot = complex(wide * generator.choice((0.25, 0.3, 0.4, 0.6, 0.7, 0.75, 1.25)))
     corners, top = (0j, complex(wide)), foot + 1j * high
     strokes = [Stroke((*corners, top, 0j), "filled"), Stroke((*corners, top, 0j)), Stroke((top, foot), "dashed")]
-    inner = complex(0)
     if foot.real > wide:
         strokes.append(Stroke((corners[1], foot), "dashed"))
     figure = Figure(
         tuple(strokes),
-        marks=(Mark("right", (foot, inner, top)),),
+        marks=(Mark("right", (foot, 0j, top)),),
         labels=(_length(base, scale, *corners), _length(height, scale, foot, top)),
     )
     value = exact(Fraction(base * height, 2 * scale * scale))

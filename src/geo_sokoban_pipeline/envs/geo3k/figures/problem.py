@@ -117,9 +117,7 @@ class Linear:
 
     def __str__(self) -> str:
         x = "x" if self.factor == 1 else f"{self.factor}x"
-        if self.constant == 0:
-            return x
-        return f"{x} {'+' if self.constant > 0 else '−'} {abs(self.constant)}"
+        return f"{x} {'+' if self.constant > 0 else '−'} {abs(self.constant)}" if self.constant else x
 
     @property
     def degrees(self) -> str:
