@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from kedro.io import DatasetError
 from kedro.utils import load_obj
 
@@ -20,7 +22,6 @@ from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
     from kedro_datasets._typing import TablePreview
 
 Conditions = Sequence[Any]  # triples (column, sign, value), or a list of lists of them
@@ -188,16 +189,12 @@ class FrameFilter:
         Raises:
             DatasetError: they have another form, or need a column with several values per episode.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         if not conditions:
             return cls(None, [])
         nested = conditions if isinstance(conditions[0][0], list | tuple) else [conditions]
         try:
             triples = [(str(name), str(sign), value) for group in nested for name, sign, value in group]
-            groups = [[tuple(condition) for condition in group] for group in nested]
-            expression = pq.filters_to_expression(groups)
+            expression = pq.filters_to_expression([[tuple(condition) for condition in group] for group in nested])
         except (ValueError, TypeError) as error:
             raise DatasetError(
                 f"filter={conditions!r}: {error}. Give triples such as [success, '==', false], all of which must hold, "
@@ -215,14 +212,11 @@ class FrameFilter:
             return None
         table = read_trajectories(place, self.columns)
         numbered = table.append_column(_ROW, [np.arange(table.num_rows)])
-        rows: np.ndarray = numbered.filter(self.expression).column(_ROW).to_numpy()
-        return rows
+        return numbered.filter(self.expression).column(_ROW).to_numpy()
 
 
 def object_bytes(place: Path, names: Sequence[str]) -> tuple[int, dict[str, float]]:
     """Episodes of a trajectory file, and about how many bytes its columns take as Python objects; reads the footer."""
-    import pyarrow.parquet as pq
-
     footer = pq.read_metadata(place)
     sizes: dict[str, float] = dict.fromkeys(names, 0.0)
     for group in range(footer.num_row_groups):

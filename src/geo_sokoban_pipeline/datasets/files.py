@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import pyarrow.parquet as pq
 from kedro.io import DatasetError
 from kedro.utils import load_obj
 from kedro_datasets.json import JSONDataset
@@ -150,9 +151,7 @@ class PolicyDataset(PathDataset[PolicyFolder | FolderWriter, PolicyFolder]):
 
 
 def _bytes_needed(data: PolicyFolder | FolderWriter) -> int | None:
-    if isinstance(data, PolicyFolder):
-        return sum(file["bytes"] for file in data.manifest["files"].values())
-    return None
+    return sum(file["bytes"] for file in data.manifest["files"].values()) if isinstance(data, PolicyFolder) else None
 
 
 Filler = Callable[[Path], dict[str, Any]]
@@ -218,7 +217,5 @@ class SiteDataset(_FilledFolderDataset[Path]):
 
 
 def _read(path: Path) -> pa.Table:
-    import pyarrow.parquet as pq
-
     with pq.ParquetFile(path) as file:
         return file.read()

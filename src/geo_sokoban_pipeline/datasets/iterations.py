@@ -30,6 +30,7 @@ from geo_sokoban_pipeline.runs.storage import (
     Rewind,
     Thin,
     explain_storage_errors,
+    find_json,
     read_json,
     read_manifest,
     remove_folder,
@@ -114,16 +115,13 @@ class IterationPartitions(PathDataset[dict[str, Any], Any]):
         if not isinstance(data, Mapping):
             raise DatasetError(f"{self._path}: save takes {{partition id: value}}, not {type_name(data)}")
         for name in data:
-            self._check_id(name)
+            read_iteration(name)
+            if ("/" in name) != self.parted:
+                form = "iter=00012/part-000" if self.parted else "iter=00012"
+                raise DatasetError(f"partition {name!r} of {self._path} is not of the form {form}")
         for name, value in data.items():
             with explain_storage_errors(self._place(name), partial(self._bytes_needed, value)):
                 self._write(self._place(name), value)
-
-    def _check_id(self, name: str) -> None:
-        read_iteration(name)
-        if ("/" in name) != self.parted:
-            form = "iter=00012/part-000" if self.parted else "iter=00012"
-            raise DatasetError(f"partition {name!r} of {self._path} is not of the form {form}")
 
     def _place(self, name: str) -> Path:
         return self._path / f"{name}{self.suffix}"
@@ -420,10 +418,7 @@ class CheckpointsDataset(IterationPartitions):
 
     def read_complete(self) -> dict[str, Any] | None:
         """Content of the mark `COMPLETE`, None where the run has not reached its goal."""
-        if not self._mark.is_file():
-            return None
-        mark: dict[str, Any] = read_json(self._mark)
-        return mark
+        return find_json(self._mark)
 
     def _exists(self) -> bool:
         return self._mark.is_file() and bool(self.partitions())

@@ -9,6 +9,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from kedro.io import DatasetError
 from kedro.utils import load_obj
 
@@ -20,7 +22,6 @@ from geo_sokoban_pipeline.runs.storage import explain_storage_errors, file_diges
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
     from kedro_datasets._typing import HTMLPreview, TablePreview
 
 
@@ -93,9 +94,6 @@ class FrameDataset(PathDataset[Any, Any]):
         Raises:
             DatasetError: no file, a torn file, or one whose pinned columns are missing or of another type.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         self._check_file()
         try:
             # Not read_table(path): it would take folders such as `iter=00001` in the path for columns.
@@ -114,8 +112,6 @@ class FrameDataset(PathDataset[Any, Any]):
             DatasetError: a pinned column is missing, or a value does not fit its type; the message names the column.
                 A stream without a pinned schema. Other rows than those that are stored, of a task.
         """
-        import pyarrow.parquet as pq
-
         if isinstance(data, RowStream):
             self._save_stream(data)
             return
@@ -149,8 +145,6 @@ class FrameDataset(PathDataset[Any, Any]):
 
     def _holds(self, made: Path) -> bool | None:
         """Whether the stored table has the rows of a file; None: what is stored is no table of this schema."""
-        import pyarrow as pa
-
         try:
             self._check_file()
             if file_digest(self._path) == file_digest(made):
@@ -164,26 +158,18 @@ class FrameDataset(PathDataset[Any, Any]):
             return None
 
     def _to_table(self, data: pd.DataFrame) -> pa.Table:
-        import pyarrow as pa
-
         schema = load_schema(self._schema) if self._schema else pa.schema([])
         missing = [name for name in schema.names if name not in data.columns]
         if missing:
             raise DatasetError(f"{self._path}: the frame lacks the columns {missing} of {self._schema}.")
-        columns = [_to_array(data[field.name], field) for field in schema]
-        fields = list(schema)
-        for name in data.columns:
-            if name not in schema.names:
-                column = _to_array(data[name], pa.field(str(name), pa.null()))
-                columns.append(column)
-                fields.append(pa.field(str(name), column.type))
-        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        names = [*schema.names, *(name for name in data.columns if name not in schema.names)]
+        pinned = {name: schema.field(name) for name in schema.names}
+        columns = {name: _to_array(data[name], pinned.get(name) or pa.field(str(name), pa.null())) for name in names}
+        fields = [pinned.get(name) or pa.field(str(name), column.type) for name, column in columns.items()]
+        return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
 
     def _check_file(self) -> pa.Schema:
         """Schema of the file, which is there and has the pinned columns."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         if not self._path.is_file():
             raise DatasetError(f"{self._path} does not exist; run the pipeline that makes it.")
         try:
@@ -192,10 +178,6 @@ class FrameDataset(PathDataset[Any, Any]):
             raise DatasetError(
                 f"{self._path} is not a readable parquet file ({error}). Delete it to have it made again."
             ) from error
-        self._check(found)
-        return found
-
-    def _check(self, found: pa.Schema) -> None:
         for field in load_schema(self._schema) if self._schema else ():
             there = found.field(field.name).type if field.name in found.names else "missing"
             if there != field.type:
@@ -203,6 +185,7 @@ class FrameDataset(PathDataset[Any, Any]):
                     f"{self._path}: column {field.name} is {there}, {field.type} expected. "
                     "The file is foreign or of another version; delete it to have it made again."
                 )
+        return found
 
     def _exists(self) -> bool:
         return self._path.is_file()
@@ -261,15 +244,10 @@ class TablePartsDataset(IterationPartitions):
         self._schema = schema
 
     def _write(self, path: Path, value: Any) -> None:
-        import pyarrow.parquet as pq
-
         self._check(path, value.schema)
         write_atomic(path, lambda temporary: pq.write_table(value, temporary, compression="zstd"))
 
     def _read(self, path: Path) -> pa.Table:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         try:
             with pq.ParquetFile(path) as file:
                 table = file.read()
@@ -294,13 +272,8 @@ def load_schema(name: str) -> pa.Schema:
     Raises:
         DatasetError: no such module or name, or no schema under it.
     """
-    import importlib
-
-    import pyarrow as pa
-
-    module, _, attribute = name.rpartition(".")
     try:
-        schema = getattr(importlib.import_module(module), attribute)
+        schema = load_obj(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise DatasetError(
             f"schema={name!r}: no such schema ({error}); give the dotted name of a pyarrow.Schema."
@@ -313,12 +286,13 @@ def load_schema(name: str) -> pa.Schema:
 def table_to_frame(table: pa.Table) -> pd.DataFrame:
     """Frame of a table: flat columns without nulls in pandas' own types, all others as Python objects with None."""
     import pandas as pd
-    import pyarrow as pa
 
-    columns = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        plain = pa.types.is_primitive(column.type) and column.null_count == 0
-        columns[name] = column.to_pandas() if plain else pd.Series(column.to_pylist(), dtype=object)
+    columns = {
+        name: column.to_pandas()
+        if pa.types.is_primitive(column.type) and column.null_count == 0
+        else pd.Series(column.to_pylist(), dtype=object)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
     return pd.DataFrame(columns, columns=table.column_names)
 
 
@@ -342,8 +316,6 @@ def preview_cell(value: Any) -> Any:
 
 
 def _to_array(values: pd.Series, field: pa.Field) -> pa.Array:
-    import pyarrow as pa
-
     inferred = pa.types.is_null(field.type)
     try:
         array = pa.Array.from_pandas(values, type=None if inferred else field.type)

@@ -14,6 +14,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,7 +191,8 @@ class _EntryAudit:
         self.committed = {f"iter={number:05d}" for number in range(entry.iterations or 0)}
         self.beyond = set() if entry.iterations is None else self._iterations.keys() - self.committed
         every = list(self._iterations)
-        self._chosen = every if limit is None else _choose(every, self._sizes(), limit)
+        size = 1 if limit is None else self._size()
+        self._chosen = every if limit is None else [every[at] for at in spread(len(every), max(1, limit // size))]
         self.parts = sum(len(self._iterations[iteration]) for iteration in self._chosen)
 
     def run(self, why_not_replayed: str | None, progress: Progress) -> list[AuditCheck]:
@@ -223,7 +225,7 @@ class _EntryAudit:
             for name, count in self.checked.items()
         ]
 
-    def _sizes(self) -> int:
+    def _size(self) -> int:
         """Episodes of an iteration, by the first part that can be read."""
         for read in self.entry.parts.values():
             try:
@@ -240,8 +242,7 @@ class _EntryAudit:
         for iteration, names in self._iterations.items():
             if iteration in self.beyond and not self.entry.goes_on:
                 self._note("parts", [(None, f"{iteration} lies beyond the newest checkpoint")])
-            wanted = [f"{iteration}/part-{number:03d}" for number in range(len(names))]
-            if list(names) != wanted:
+            if list(names) != [f"{iteration}/part-{number:03d}" for number in range(len(names))]:
                 self._note("parts", [(None, f"{iteration} has the parts {', '.join(names)}")])
 
     def _check_iteration(self, names: Sequence[str], each: int | None) -> None:
@@ -288,8 +289,7 @@ class _EntryAudit:
         if not has_tokens:  # retention has left them out; the checks below compare tokens
             return
         chosen = stored if each is None else [stored[place] for place in spread(len(stored), each)]
-        codec = self.policy.codec
-        errors = check_token_parity(chosen, codec, turn_separator=self._separator)
+        errors = check_token_parity(chosen, self.policy.codec, turn_separator=self._separator)
         self._note(
             "token parity", [(error.trajectory_id, f"turn {error.turn}: {error.problem}") for error in errors], name
         )
@@ -327,11 +327,6 @@ def _by_iteration(parts: Mapping[str, Any]) -> dict[str, list[str]]:
     for name in parts:
         grouped[name.partition("/")[0]].append(name)
     return dict(grouped)
-
-
-def _choose(iterations: Sequence[str], size: int, limit: int) -> list[str]:
-    """Iterations with about so many episodes together, evenly spread, the newest among them."""
-    return [iterations[place] for place in spread(len(iterations), max(1, limit // size))]
 
 
 def spread(count: int, wanted: int) -> list[int]:
@@ -529,8 +524,7 @@ def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
             messages.append({"role": "assistant", "content": f"{_OPEN}{number}{_CLOSE}"})
         else:
             messages.append(_message(turn))
-    asks = turns[-1].role != "assistant"
-    text = codec.render(messages, generation_prompt=asks)
+    text = codec.render(messages, generation_prompt=turns[-1].role != "assistant")
     end = codec.decode([codec.end_id])
     pieces: list[str] = []
     for number, turn in enumerate(turns):
@@ -579,8 +573,7 @@ def _check_episode(
 def _expected_ids(episode: Trajectory, codec: ChatCodec, turn_separator: bool) -> Iterator[np.ndarray]:
     """Ids of each turn that is no response."""
     pieces = iter(rendered_pieces(episode.turns, codec))
-    turns = [turn for turn in episode.turns if turn.role != "assistant"]
-    for number, turn in enumerate(turns):
+    for number, turn in enumerate(turn for turn in episode.turns if turn.role != "assistant"):
         ids = codec.expand(codec.encode_text(next(pieces)), [episode.image_grid_thw[i] for i in turn.image_indices])
         yield ids[len(codec.separator_ids) :] if number and not turn_separator else ids
 
@@ -614,14 +607,6 @@ def _read_image(path: Path) -> None:
         image.load()
 
 
-def _read_text(path: Path) -> None:
-    path.read_text(encoding="utf-8")
-
-
-def _read_json(path: Path) -> None:
-    json.loads(path.read_text(encoding="utf-8"))
-
-
 def _read_json_lines(path: Path) -> None:
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.strip():
@@ -645,13 +630,16 @@ def _read_yaml(path: Path) -> None:
 READERS: dict[str, Callable[[Path], None]] = {
     ".parquet": _read_parquet,
     ".safetensors": _read_safetensors,
-    ".json": _read_json,
+    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
     ".jsonl": _read_json_lines,
     ".png": _read_image,
     ".db": _read_database,
     ".yml": _read_yaml,
     ".yaml": _read_yaml,
-    **dict.fromkeys((".html", ".txt", ".jinja", ".md", ".csv", ".svg", ".xsb", ".log", ".lock"), _read_text),
+    **dict.fromkeys(
+        (".html", ".txt", ".jinja", ".md", ".csv", ".svg", ".xsb", ".log", ".lock"),
+        methodcaller("read_text", encoding="utf-8"),
+    ),
 }
 UNSUFFIXED = frozenset({".gitkeep"})
 

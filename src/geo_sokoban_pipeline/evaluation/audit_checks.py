@@ -55,14 +55,15 @@ def check_response_ends(episodes: Iterable[Trajectory], end_ids: Collection[int]
 
 def check_image_grids(episodes: Iterable[Trajectory], reader: PatchReader) -> Found:
     """Each grid is the one that the image processor gives an image of this size; equal products are not enough."""
-    found: Found = []
-    for episode in episodes:
-        for number, (png, grid) in enumerate(zip(episode.images, episode.image_grid_thw, strict=True)):
-            expected = reader.grid_of_png(png)
-            if tuple(grid) != expected:
-                problem = f"image {number}: image_grid_thw is {tuple(grid)}, the image processor gives {expected}"
-                found.append((episode.trajectory_id, problem))
-    return found
+    return [
+        (
+            episode.trajectory_id,
+            f"image {number}: image_grid_thw is {tuple(grid)}, the image processor gives {expected}",
+        )
+        for episode in episodes
+        for number, (png, grid) in enumerate(zip(episode.images, episode.image_grid_thw, strict=True))
+        if tuple(grid) != (expected := reader.grid_of_png(png))
+    ]
 
 
 # Scores: what training has computed from rewards, and the rewards themselves by group.
@@ -83,12 +84,11 @@ def check_advantages(
         ).episodes
     except ValueError as error:
         return [(None, str(error))]
-    found: Found = []
-    for episode, score in zip(episodes, scores, strict=True):
-        problem = None if score is None else _score_problem(episode, score)
-        if problem is not None:
-            found.append((episode.trajectory_id, problem))
-    return found
+    return [
+        (episode.trajectory_id, problem)
+        for episode, score in zip(episodes, scores, strict=True)
+        if score is not None and (problem := _score_problem(episode, score)) is not None
+    ]
 
 
 def _score_problem(episode: Trajectory, score: EpisodeScore) -> str | None:
@@ -98,17 +98,20 @@ def _score_problem(episode: Trajectory, score: EpisodeScore) -> str | None:
         ("advantage", episode.advantage, score.advantage),
     ]
     if score.turn_credits is not None and score.turn_advantages is not None:
-        turns = assistant_turns(episode)
-        numbered = enumerate(zip(turns, score.turn_credits, score.turn_advantages, strict=True))
-        for number, (turn, credit, advantage) in numbered:
+        numbered = zip(assistant_turns(episode), score.turn_credits, score.turn_advantages, strict=True)
+        for number, (turn, credit, advantage) in enumerate(numbered):
             pairs += [
                 (f"credit of response {number}", turn.credit, float(credit)),
                 (f"advantage of response {number}", turn.advantage, float(advantage)),
             ]
-    for name, stored, computed in pairs:
-        if not _equal(stored, computed):
-            return f"{name}: stored {stored}, the rewards give {computed}"
-    return None
+    return next(
+        (
+            f"{name}: stored {stored}, the rewards give {computed}"
+            for name, stored, computed in pairs
+            if not _equal(stored, computed)
+        ),
+        None,
+    )
 
 
 def _equal(stored: Any, computed: Any) -> bool:

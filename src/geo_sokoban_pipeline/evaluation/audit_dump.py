@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.plugins import load_object
@@ -114,10 +115,7 @@ def read_dump(path: Path, names: Mapping[str, str] | None = None) -> Iterator[Du
 
 def _read_rows(file: Path) -> Iterable[Mapping[str, Any]]:
     if file.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        rows: list[Mapping[str, Any]] = pq.ParquetFile(file).read().to_pylist()
-        return rows
+        return pq.ParquetFile(file).read().to_pylist()
     read: list[Mapping[str, Any]] = []
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -196,8 +194,7 @@ def _check_rows(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
             findings.append(f"{row.place}: the reward is {row.reward}")
         elif _END in row.response.rstrip().removesuffix(_END) and "<|im_start|>" not in row.response:
             findings.append(f"{row.place}: {_END} within the response")
-    seen = Counter((row.step, row.key, row.response) for row in rows)
-    repeated = sum(times - 1 for times in seen.values())
+    repeated = len(rows) - len({(row.step, row.key, row.response) for row in rows})
     notes = [f"{repeated} of {plural(len(rows), 'row')} repeat another one of their step"]
     if missing := sum(row.reward is None for row in rows):
         notes.append(f"{missing} of {plural(len(rows), 'row')} without a reward")

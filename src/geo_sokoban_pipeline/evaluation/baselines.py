@@ -89,8 +89,7 @@ def _run_episode(
             _, done, info = check_step(env.step(text), options.env.factory)
             infos.append(info)
         result = finalize_environment(env, EpisodeResult(row, "completed", responses, "", infos))
-        given = begin_reward(reward, result, options.reward.args)()
-        ret = check_reward(given, options.reward.function)["reward"]
+        ret = check_reward(begin_reward(reward, result, options.reward.args)(), options.reward.function)["reward"]
         return FinishedEpisode(row=row, metrics=result.metrics, ret=ret, responses=responses)
     finally:
         close_environment(env, f"the baseline {chosen.name} on {row['id']}")

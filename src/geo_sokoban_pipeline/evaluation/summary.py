@@ -237,5 +237,4 @@ def _evaluate_policy(
 
 def _describe_change(test: PairedTest | None) -> dict[str, Any] | None:
     """Effect of an image ablation on the same prompts, as an entry of its row."""
-    names = ("difference", "low", "high", "is_change")
-    return None if test is None else {name: getattr(test, name) for name in names}
+    return None if test is None else {name: getattr(test, name) for name in ("difference", "low", "high", "is_change")}

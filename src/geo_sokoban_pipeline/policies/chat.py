@@ -201,5 +201,4 @@ def _without_images(message: Message) -> Message:
     content = message["content"]
     if isinstance(content, str):
         return message
-    items = [item if item["type"] == "text" else {"type": "image"} for item in content]
-    return {**message, "content": items}
+    return {**message, "content": [item if item["type"] == "text" else {"type": "image"} for item in content]}

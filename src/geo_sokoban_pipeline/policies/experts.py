@@ -34,5 +34,4 @@ def mix_experts(block: Any, hidden: Tensor) -> Tensor:
         kind = torch.get_autocast_dtype(device)
         rounded = {name: weight.to(kind) for name, weight in block.experts.named_parameters()}
         mixed = functional_call(block.experts, rounded, (rows.to(kind), chosen, shares))
-    output: Tensor = mixed.view_as(hidden)
-    return output
+    return mixed.view_as(hidden)

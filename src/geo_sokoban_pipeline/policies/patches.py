@@ -141,14 +141,13 @@ class PatchReader:
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         size = self.processor.size
-        resized: tuple[int, int] = smart_resize(
+        return smart_resize(
             height,
             width,
             factor=self.patch_size * self.merge_size,
             min_pixels=size["shortest_edge"],
             max_pixels=size["longest_edge"],
         )
-        return resized
 
     def _cut(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
         height, width = self._resized(*pixels.shape[:2])

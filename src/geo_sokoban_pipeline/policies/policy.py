@@ -258,8 +258,8 @@ def load_empty(options: PolicyOptions, folder: Path) -> Policy:
     check_policy_files(folder)
     config = AutoConfig.from_pretrained(folder)
     check_orientation(config)
-    known = (folder / "generation_config.json").is_file()
-    generation = GenerationConfig.from_pretrained(folder) if known else None
+    path = folder / "generation_config.json"
+    generation = GenerationConfig.from_pretrained(folder) if path.is_file() else None
     model = empty_model(config, options.attention, getattr(torch, options.dtype), generation)
     freeze_parameters(model, options.freeze)
     encoding = load_encoding(folder)

@@ -150,8 +150,7 @@ class PolicyNetwork(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """(..., vocabulary) logits of (..., hidden) states that `forward` gave."""
-        logits: Tensor = self.language.head(states)
-        return logits
+        return self.language.head(states)
 
 
 # The vision tower: images in batches of equal size.
@@ -237,8 +236,7 @@ class VisionBlock(nn.Module):
         queries, keys = apply_rotary_pos_emb_vision(queries, keys, *rotary)
         mixed = attend(attention, queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), None)
         hidden = hidden + attention.proj(mixed)
-        hidden = hidden + block.mlp(block.norm2(hidden))
-        return hidden
+        return hidden + block.mlp(block.norm2(hidden))
 
 
 def cut_images(images: Sequence[EncodedImage], patches: int | None) -> list[list[EncodedImage]]:
@@ -397,8 +395,7 @@ class DecoderLayer(nn.Module):
         hidden = (hidden if wanted is None else _pick(hidden, wanted)) + mixed
         normed = layer.post_attention_layernorm(hidden)
         mixture = hasattr(layer.mlp, "experts")
-        output: Tensor = hidden + (mix_experts(layer.mlp, normed) if mixture else layer.mlp(normed))
-        return output
+        return hidden + (mix_experts(layer.mlp, normed) if mixture else layer.mlp(normed))
 
     def _queries(self, normed: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         attention = self.layer.self_attn
@@ -407,19 +404,16 @@ class DecoderLayer(nn.Module):
 
 def _run(layer: nn.Module, checkpointing: bool, *inputs: Any) -> Tensor:
     """Output of a layer; nothing in it is random, so nothing of a generator is kept for its second run."""
-    if checkpointing:
-        output: Tensor = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
-    else:
-        output = layer(*inputs)
-    return output
+    return (
+        checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False) if checkpointing else layer(*inputs)
+    )
 
 
 def attend(attention: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """(B, L, heads · dim) of (B, heads, L, dim) queries, by the policy's attention implementation."""
     name = attention.config._attn_implementation
     function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
-    mixed: Tensor = function(attention, queries, keys, values, mask, dropout=0.0, scaling=attention.scaling)[0]
-    return mixed.flatten(2)
+    return function(attention, queries, keys, values, mask, dropout=0.0, scaling=attention.scaling)[0].flatten(2)
 
 
 def attention_bias(config: Any, mask: Tensor | None, length: int, like: Tensor) -> Tensor | None:

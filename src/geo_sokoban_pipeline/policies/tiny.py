@@ -8,8 +8,8 @@ answer.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,26 +77,20 @@ def build_tokenizer(vocabulary: int = 384, texts: str | None = None) -> Qwen2Tok
     # 40 repetitions: every frequent word becomes one token.
     chosen = _PLAIN if texts is None else task_of(texts).vocabulary
     trainable.train_from_iterator([*[*chosen.frequent] * 40, chosen.corpus], trainer)
-    return _wrap(trainable, chosen.markup)
-
-
-def _wrap(trained, markup: Sequence[str]) -> Qwen2Tokenizer:  # type: ignore[no-untyped-def]
-    import json
-
-    model = json.loads(trained.to_str())["model"]
-    vocabulary = dict(model["vocab"])
+    model = json.loads(trainable.to_str())["model"]
+    words = dict(model["vocab"])
     merges = [tuple(pair) for pair in model["merges"]]
     for token in QWEN_SPECIAL_TOKENS:
-        vocabulary.setdefault(token, len(vocabulary))
+        words.setdefault(token, len(words))
     tokenizer = Qwen2Tokenizer(
-        vocab=vocabulary,
+        vocab=words,
         merges=merges,
         unk_token="<|endoftext|>",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=[t for t in QWEN_SPECIAL_TOKENS if t not in ("<|endoftext|>", "<|im_end|>")],
     )
-    tokenizer.add_tokens(list(markup))
+    tokenizer.add_tokens(list(chosen.markup))
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

@@ -149,8 +149,7 @@ class WeightSource:
             note_progress()
             # Opened anew for each tensor: pages read of an open file count in this process's memory.
             with safe_open(paths[name], "pt") as file:
-                own: Tensor = file.get_tensor(name).clone()
-            return own
+                return file.get_tensor(name).clone()
 
         def collect(specs: Mapping[str, TensorSpec]) -> Bucket:
             return [(name, _cast(read(name), spec)) for name, spec in specs.items()]
@@ -340,8 +339,7 @@ def _plan_files(specs: Mapping[str, TensorSpec], largest: int) -> dict[str, list
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=largest,
     )
-    files: dict[str, list[str]] = plan.filename_to_tensors
-    return files
+    return plan.filename_to_tensors
 
 
 def _write_index(folder: Path, files: Mapping[str, list[str]], specs: Mapping[str, TensorSpec]) -> None:

@@ -113,8 +113,7 @@ def _build_weight_spans(values: Sequence[Spans], kind: pa.DataType) -> pa.Array:
 
 def _build_grids(values: Sequence[list[tuple[int, int, int]]], kind: pa.DataType) -> pa.Array:
     flat = _build_integers(values, 3)
-    inner = _lists(np.full(len(flat), 3), pa.array(flat.reshape(-1)), kind.value_type)
-    return _lists(map(len, values), inner, kind)
+    return _lists(map(len, values), _lists(np.full(len(flat), 3), pa.array(flat.reshape(-1)), kind.value_type), kind)
 
 
 def _build_named(values: Sequence[dict[str, float]], kind: pa.DataType) -> pa.Array:
@@ -250,8 +249,7 @@ def _read_turns(array: pa.Array) -> list[list[dict[str, Any]]]:
     names = [spec.name for spec in ragged.values.type]
     columns = [ragged.values.field(name).to_pylist() for name in names]
     columns[names.index("info")] = [json.loads(text) for text in columns[names.index("info")]]
-    turns = [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
-    return _split(turns, ragged.offsets)
+    return _split([dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)], ragged.offsets)
 
 
 def _read_images(array: pa.Array) -> list[list[bytes]]:
@@ -356,8 +354,7 @@ def count_in_rows(flagged: np.ndarray, items: Ragged) -> np.ndarray:
     """(rows,) int64 number of flagged entries."""
     before = np.zeros(len(flagged) + 1, np.int64)
     np.cumsum(flagged, out=before[1:])
-    counts: np.ndarray = np.diff(before[items.offsets])
-    return counts
+    return np.diff(before[items.offsets])
 
 
 def one_array(table: pa.Table, name: str) -> pa.Array:
@@ -370,15 +367,12 @@ def nulls(array: pa.Array) -> np.ndarray:
     """(N,) bool: the nulls of an array."""
     if not array.null_count:
         return np.zeros(len(array), bool)
-    flags: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
-    return flags
+    return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def flags(array: pa.Array) -> np.ndarray:
     """(N,) bool: a boolean array with null as False."""
-    filled = pc.fill_null(array, False) if array.null_count else array
-    values: np.ndarray = filled.to_numpy(zero_copy_only=False)
-    return values
+    return (pc.fill_null(array, False) if array.null_count else array).to_numpy(zero_copy_only=False)
 
 
 def _offsets(column: pa.Array) -> np.ndarray:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import reduce
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -409,15 +410,16 @@ def find_episodes(index: pa.Table, options: ScorePipelineOptions) -> pa.Table:
     unknown = sorted(set(options.ids) - set(index["trajectory_id"].to_pylist()))
     if unknown:
         raise NoEpisodesError(f"ids: there is no episode {unknown[0]!r} in this run; the index lists all of them.")
-    kept = pc.greater(index["response_tokens"], 0)
-    kept = pc.and_(kept, pc.greater_equal(index["iteration"], options.first_iteration))
+    conditions = [
+        pc.greater(index["response_tokens"], 0),
+        pc.greater_equal(index["iteration"], options.first_iteration),
+        pc.is_in(index["trajectory_id"], pa.array(options.ids, pa.string()))
+        if options.ids
+        else pc.equal(index["split"], options.split),
+    ]
     if options.last_iteration is not None:
-        kept = pc.and_(kept, pc.less_equal(index["iteration"], options.last_iteration))
-    if options.ids:
-        kept = pc.and_(kept, pc.is_in(index["trajectory_id"], pa.array(options.ids, pa.string())))
-    else:
-        kept = pc.and_(kept, pc.equal(index["split"], options.split))
-    found = index.filter(kept)
+        conditions.append(pc.less_equal(index["iteration"], options.last_iteration))
+    found = index.filter(reduce(pc.and_, conditions))
     if options.tags:
         wanted = set(options.tags)
         found = found.filter(pa.array([not wanted.isdisjoint(tags) for tags in found["tags"].to_pylist()], pa.bool_()))
@@ -469,8 +471,7 @@ def trajectory_files(folder: Path) -> list[Path]:
 def write_index(path: Path, table: pa.Table, find_task: FindTask) -> None:
     """Write the index of a trajectory file that holds this table; merge the blocks that end before its iteration."""
     place, folder = Place.of(path), index_folder(path.parents[1])
-    iteration = _numbers(path)[0]
-    block = _block(folder, iteration)
+    block = _block(folder, _numbers(path)[0])
     if block.is_file():  # an iteration that is stored once more
         _split_block(block, lambda partition: partition != place.partition)
     _write(index_path(path), build_index(table, place, find_task))

@@ -9,7 +9,6 @@ are compressed; numbers and columns of few words are not, and these alone have m
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -56,29 +55,23 @@ def write_trajectories(path: Path, table: pa.Table) -> None:
 
 
 def _write_parquet(path: Path, table: pa.Table) -> None:
-    leaves = _all_leaves()
     # Setting up the codec for a page costs more than compressing a short column saves.
-    long = {name for name, _ in leaves if "." in name or name in _TEXTS}
+    long = {name for name, _ in _LEAVES if "." in name or name in _TEXTS}
     writer = pq.ParquetWriter(
         path,
         table.schema.remove_metadata(),
-        compression={name: "zstd" if name in long else "none" for name, _ in leaves},
-        write_statistics=[name for name, _ in leaves if name not in long],
+        compression={name: "zstd" if name in long else "none" for name, _ in _LEAVES},
+        write_statistics=[name for name, _ in _LEAVES if name not in long],
         store_schema=False,
-        use_dictionary=[name for name, kind in leaves if not pa.types.is_floating(kind)],
+        use_dictionary=[name for name, kind in _LEAVES if not pa.types.is_floating(kind)],
         dictionary_pagesize_limit=DICTIONARY_LIMIT,
         write_page_checksum=True,
         # Log-probs hardly repeat; splitting their bytes lets zstd at least shrink the exponents.
-        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in leaves if pa.types.is_float32(kind)},
+        column_encoding={name: "BYTE_STREAM_SPLIT" for name, kind in _LEAVES if pa.types.is_float32(kind)},
     )
     with writer:
         writer.add_key_value_metadata(dict(table.schema.metadata))
         writer.write_table(table, row_group_size=max(table.num_rows, 1))
-
-
-@cache
-def _all_leaves() -> list[tuple[str, pa.DataType]]:
-    return list(_leaves(TRAJECTORY_SCHEMA))
 
 
 def _leaves(fields: Iterable[pa.Field], prefix: str = "") -> Iterable[tuple[str, pa.DataType]]:
@@ -90,6 +83,9 @@ def _leaves(fields: Iterable[pa.Field], prefix: str = "") -> Iterable[tuple[str,
             yield from _leaves(kind, f"{name}.")
         else:
             yield name, kind
+
+
+_LEAVES = list(_leaves(TRAJECTORY_SCHEMA))
 
 
 def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

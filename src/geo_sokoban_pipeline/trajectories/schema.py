@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -37,19 +36,19 @@ __all__ = [
 ]
 
 
-def _list(value: pa.DataType) -> pa.DataType:
-    # Parquet's own name of a list's child: the schema read back from a file then equals this one.
+def list_of(value: pa.DataType) -> pa.DataType:
+    """List type with parquet's own name of the child: the schema read back from a file then equals the one written."""
     return pa.list_(pa.field("element", value))
 
 
-_NAMED_VALUES = _list(pa.struct([("name", pa.string()), ("value", pa.float64())]))
+_NAMED_VALUES = list_of(pa.struct([("name", pa.string()), ("value", pa.float64())]))
 _TURN = pa.struct(
     [
         ("role", pa.string()),
         ("text", pa.string()),
         ("token_start", pa.int32()),
         ("token_end", pa.int32()),
-        ("image_indices", _list(pa.int32())),
+        ("image_indices", list_of(pa.int32())),
         ("action", pa.string()),
         ("reward", pa.float64()),
         ("credit", pa.float64()),
@@ -73,15 +72,15 @@ _COLUMNS: dict[str, pa.DataType] = {
     "drop_reason": pa.string(),
     "trained": pa.bool_(),
     "prompt_length": pa.int32(),
-    "token_ids": _list(pa.int32()),
-    "loss_mask": _list(pa.int8()),
-    "rollout_log_probs": _list(pa.float32()),
-    "old_log_probs": _list(pa.float32()),
-    "ref_log_probs": _list(pa.float32()),
-    "weight_spans": _list(pa.struct([("version", pa.int32()), ("start", pa.int32()), ("end", pa.int32())])),
-    "turns": _list(_TURN),
-    "images": _list(pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
-    "image_grid_thw": _list(_list(pa.int32())),
+    "token_ids": list_of(pa.int32()),
+    "loss_mask": list_of(pa.int8()),
+    "rollout_log_probs": list_of(pa.float32()),
+    "old_log_probs": list_of(pa.float32()),
+    "ref_log_probs": list_of(pa.float32()),
+    "weight_spans": list_of(pa.struct([("version", pa.int32()), ("start", pa.int32()), ("end", pa.int32())])),
+    "turns": list_of(_TURN),
+    "images": list_of(pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+    "image_grid_thw": list_of(list_of(pa.int32())),
     "label": pa.string(),
     "response": pa.string(),
     "reward": pa.float64(),
@@ -126,7 +125,7 @@ class TableContext:
 def schema_metadata(context: TableContext) -> dict[bytes, bytes]:
     """Metadata of a table's schema: the `huggingface` features block, the schema version and the context."""
     values = {
-        "huggingface": _features_block(),
+        "huggingface": _FEATURES,
         "schema_version": SCHEMA_VERSION,
         "image_pad_id": str(context.image_pad_id),
         "merge_size": str(context.merge_size),
@@ -167,11 +166,6 @@ def check_version(schema: pa.Schema) -> None:
         raise TrajectoryError("schema_version", None, version, f"this version of the project reads {SCHEMA_VERSION}")
 
 
-@cache
-def _features_block() -> str:
-    return json.dumps({"info": {"features": features_of(TRAJECTORY_SCHEMA)}}, separators=(",", ":"))
-
-
 def features_of(schema: pa.Schema) -> dict[str, Any]:
     """The `datasets.Features` of a schema as its JSON; lists of (bytes, path) structs are images."""
     # Written by hand instead of through `datasets.Features`, whose import takes a second; a test compares the two.
@@ -187,6 +181,9 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
         return {field.name: _feature(field.type) for field in kind}
     names = {pa.float64(): "float64", pa.float32(): "float32"}
     return {"dtype": names.get(kind, str(kind)), "_type": "Value"}
+
+
+_FEATURES = json.dumps({"info": {"features": features_of(TRAJECTORY_SCHEMA)}}, separators=(",", ":"))
 
 
 def validate_schema(schema: pa.Schema) -> None:
@@ -212,7 +209,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if pa.types.is_list(kind):
-        return _list(_plain(kind.value_type))
+        return list_of(_plain(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _plain(field.type)) for field in kind])
     return kind
@@ -278,5 +275,4 @@ class TrajectoryContract:
         if not hasattr(value, "to_table"):
             way_out = "a pyarrow.Table from trajectories_to_table(trajectories, context), or a TrajectoryBatch"
             raise TrajectoryError("partition value", None, type_name(value), way_out)
-        table: pa.Table = value.to_table()
-        return table
+        return value.to_table()

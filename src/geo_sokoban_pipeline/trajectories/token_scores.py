@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-
-def _list(value: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", value))
-
+from geo_sokoban_pipeline.trajectories.schema import list_of
 
 _WHOSE = [
     ("run", pa.string()),
@@ -35,9 +32,9 @@ TOKEN_SCORES = pa.schema(
         ("stored_log_prob", pa.float32()),
         ("ratio", pa.float32()),
         ("image_reliance", pa.float32()),
-        ("top_ids", _list(pa.int32())),
-        ("top_tokens", _list(pa.string())),
-        ("top_log_probs", _list(pa.float32())),
+        ("top_ids", list_of(pa.int32())),
+        ("top_tokens", list_of(pa.string())),
+        ("top_log_probs", list_of(pa.float32())),
     ]
 )
 
@@ -53,7 +50,7 @@ OCCLUSION = pa.schema(
         ("height", pa.int32()),
         ("content", pa.string()),
         ("drop", pa.float32()),
-        ("positions", _list(pa.int32())),
-        ("drops", _list(pa.float32())),
+        ("positions", list_of(pa.int32())),
+        ("drops", list_of(pa.float32())),
     ]
 )

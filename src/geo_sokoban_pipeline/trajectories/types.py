@@ -164,8 +164,7 @@ def table_to_trajectories(table: pa.Table) -> list[Trajectory]:
     table = table.unify_dictionaries().combine_chunks()
     columns = {name: read_column(name, one_array(table, name)) for name in _FIELDS}
     columns["turns"] = [[Turn(**cells) for cells in turns] for turns in columns["turns"]]
-    rows = zip(*columns.values(), strict=True)
-    return [Trajectory(**dict(zip(columns, row, strict=True))) for row in rows]
+    return [Trajectory(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
 def share_infos(turns: Iterable[Turn]) -> None:

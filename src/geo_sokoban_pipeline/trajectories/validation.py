@@ -109,8 +109,7 @@ class Episodes:
 
     def numbers(self, name: str) -> np.ndarray:
         """A top-level number column; NaN where a float is null."""
-        values: np.ndarray = self.column(name).to_numpy(zero_copy_only=False)
-        return values
+        return self.column(name).to_numpy(zero_copy_only=False)
 
     def named(self, name: str) -> Named:
         """A column of named values, unpacked on first use."""
@@ -125,8 +124,7 @@ class Episodes:
     @cached_property
     def loss_mask(self) -> np.ndarray:
         """(tokens of all rows,) int8."""
-        mask: np.ndarray = Ragged.of(self.column("loss_mask")).values
-        return mask
+        return Ragged.of(self.column("loss_mask")).values
 
     @cached_property
     def mask_sums(self) -> np.ndarray:
@@ -211,8 +209,7 @@ def _check_nested_nulls(episodes: Episodes, path: str, array: pa.Array, to_row: 
 def check_identity(episodes: Episodes) -> None:
     """Ids are unique and not empty, the status is known, `sampling` and each turn's `info` are JSON objects."""
     counts = pc.value_counts(episodes.column("trajectory_id"))
-    repeated = counts.filter(pc.greater(counts.field("counts"), 1))
-    for entry in repeated[:1].to_pylist():
+    for entry in counts.filter(pc.greater(counts.field("counts"), 1))[:1].to_pylist():
         raise TrajectoryError("trajectory_id", entry["values"], f"{entry['counts']} rows' id", "ids are unique")
     for name in ("trajectory_id", "task", "task_id"):
         episodes.fail_row(flags(pc.equal(episodes.column(name), "")), name, "not empty")
@@ -281,8 +278,7 @@ def check_named_values(episodes: Episodes) -> None:
         named = episodes.named(column)
         items, codes = named.items, named.codes
         episodes.fail_item(~np.isfinite(named.numbers), column, items, "values are finite")
-        bad = np.zeros(len(codes), bool)
-        bad[1:] = (codes[1:] <= codes[:-1]) & (items.rows[1:] == items.rows[:-1])
+        bad = np.append(False, (codes[1:] <= codes[:-1]) & (items.rows[1:] == items.rows[:-1]))
         episodes.fail_item(bad, column, items, "sorted by name, no name twice")
 
 
@@ -437,15 +433,12 @@ def _check_order(episodes: Episodes, column: str, spans: Ragged, start: str, end
     inside = (starts >= 0) & (starts <= ends) & (ends <= limit)
     episodes.fail_item(~inside, column, spans, f"0 <= {start} <= {end} <= number of token_ids")
     same = spans.rows[1:] == spans.rows[:-1]
-    overlap = np.zeros(len(starts), bool)
-    overlap[1:] = same & (starts[1:] < ends[:-1])
-    episodes.fail_item(overlap, column, spans, "in order, no overlap")
+    episodes.fail_item(np.append(False, same & (starts[1:] < ends[:-1])), column, spans, "in order, no overlap")
 
 
 def bounds(spans: Ragged, start: str, end: str) -> tuple[np.ndarray, np.ndarray]:
     """Start and end of each span within its episode, int64."""
-    fields = (spans.values.field(name).to_numpy(zero_copy_only=False).astype(np.int64) for name in (start, end))
-    first, last = fields
+    first, last = (spans.values.field(name).to_numpy(zero_copy_only=False).astype(np.int64) for name in (start, end))
     return first, last
 
 
