@@ -85,7 +85,7 @@ def test_ranks_collect_a_bucket_by_one_call_in_the_type_that_is_sent(
         call_all = workers.call_all
 
         def noted(method: str, *arguments: Any) -> Any:
-            if method == "collect":
+            if method == "backend.collect":
                 collected.append(list(arguments[0]))
             return call_all(method, *arguments)
 

@@ -38,7 +38,7 @@ def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
         with torch.no_grad():
             parameter.copy_(before[name])
 
-    scored = worker.log_probs(samples)
+    scored = worker.backend.log_probs(samples)
     for row_, value in zip(scored, values, strict=True):
         np.testing.assert_allclose(row_, value.detach(), atol=1e-4)
 

@@ -78,8 +78,7 @@ def shard_modules(language: Any, vision: nn.Module, mesh: DeviceMesh, *, offload
         offload: keep shards and gradients in the memory of the CPU; a unit's weights are on the device of the mesh
             while it computes.
     """
-    on_device = mesh.device_type != "cpu"
-    policy = CPUOffloadPolicy(pin_memory=on_device) if offload else OffloadPolicy()
+    policy = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
     # Roots too give their whole weights up after each forward pass: else those of a pass without gradients would stay,
     # and the next optimizer step would not reach them.
     # Nothing is changed in place here.
@@ -104,8 +103,7 @@ def gather(tensor: Tensor) -> Tensor:
     """The whole of a tensor that may be sharded, on the device that computes; a collective where it is sharded."""
     if not isinstance(tensor, DTensor):
         return tensor
-    whole: Tensor = tensor.to(tensor.device_mesh.device_type).full_tensor()
-    return whole
+    return tensor.to(tensor.device_mesh.device_type).full_tensor()
 
 
 def clip_gradients(parameters: list[Tensor], largest: float) -> float:

@@ -236,8 +236,7 @@ class Group:
     def _reduced(self, counts: Sequence[int], operation: Any) -> list[int]:
         values = torch.tensor(counts, dtype=torch.int64)
         dist.all_reduce(values, operation)
-        reduced: list[int] = values.tolist()
-        return reduced
+        return values.tolist()
 
 
 class SharedSums:
@@ -292,12 +291,8 @@ class SharedSums:
 
     def _wait(self) -> None:
         """Return when all ranks have come here."""
-        if self._rank == 0:
-            self._receive()
-            self._send()
-        else:
-            self._send()
-            self._receive()
+        for step in (self._receive, self._send) if self._rank == 0 else (self._send, self._receive):
+            step()
 
     def _send(self) -> None:
         for peer in self._peers:

@@ -28,6 +28,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -254,14 +255,14 @@ class Host:
     def call(self, method: str, arguments: Sequence[Any]) -> CallResult:
         """Call a method on the main lane, which does nothing else meanwhile."""
         with self.clock.working():
-            return self._failure or self._answer(lambda: getattr(self._state, method)(*arguments))
+            return self._failure or self._answer(lambda: attrgetter(method)(self._state)(*arguments))
 
     def aside(self, method: str, arguments: Sequence[Any]) -> CallResult:
         """Call a method beside the main lane."""
         if method == "standstill":
             return CallResult("done", self.clock.standstill)
         self.is_built.wait()
-        return self._failure or self._answer(lambda: getattr(self._state, method)(*arguments))
+        return self._failure or self._answer(lambda: attrgetter(method)(self._state)(*arguments))
 
     def _answer(self, work: Callable[[], Any]) -> CallResult:
         try:
@@ -347,8 +348,7 @@ def serve(pipe: Connection, given: Surroundings, build: bytes) -> None:
         with suppress(EOFError, OSError):
             while (message := pipe.recv()) is not None:
                 number, is_aside, method = message
-                data = pipe.recv_bytes()
-                (asides if is_aside else calls).put((number, method, data))
+                (asides if is_aside else calls).put((number, method, pipe.recv_bytes()))
         calls.put(None)
         time.sleep(_GRACE)
         os._exit(1)
@@ -550,14 +550,12 @@ class InProcess(_OnThisMachine):
         self._thread.start()
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        return self._submit(lambda: getattr(self.state, method)(*arguments))
+        return self._submit(lambda: attrgetter(method)(self.state)(*arguments))
 
     def send(self, method: str, *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        if method == "standstill":
-            future.set_result(self._clock.standstill)
-        else:
-            future.set_result(getattr(self.state, method)(*arguments))
+        is_asked = method == "standstill"
+        future.set_result(self._clock.standstill if is_asked else attrgetter(method)(self.state)(*arguments))
         return future
 
     def stream(self, method: str, *arguments: Any, each: Callable[[Any], None]) -> Future[Any]:

@@ -485,6 +485,5 @@ def files_of(folder: Path, pattern: str = "*") -> list[Path]:
 
 def _chunks(path: Path) -> Iterator[np.ndarray]:
     """The bytes of a file; one empty chunk of an empty file."""
-    size = path.stat().st_size
-    for first in range(0, max(size, 1), CHUNK_BYTES):
+    for first in range(0, max(path.stat().st_size, 1), CHUNK_BYTES):
         yield np.fromfile(path, np.uint8, CHUNK_BYTES, offset=first)

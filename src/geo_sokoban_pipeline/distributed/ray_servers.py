@@ -107,8 +107,7 @@ class RayServer:
 
     def lost(self) -> str | None:
         """See `OwnServer`; None too while it is not known whether its node has ended."""
-        found: str | None = self._ask("lost")
-        return found
+        return self._ask("lost")
 
     def found_port_taken(self) -> bool:
         return self._ask("found_port_taken") is True
@@ -133,8 +132,7 @@ class RayServer:
         except WorkerError as failure:
             import ray
 
-            is_away = isinstance(failure.__cause__, ray.exceptions.ActorUnavailableError)
-            return None if is_away else str(failure)
+            return None if isinstance(failure.__cause__, ray.exceptions.ActorUnavailableError) else str(failure)
 
     def _answers(self) -> bool:
         """Whether there is a process that answers."""

@@ -87,5 +87,4 @@ def _own_logs() -> Path:
     """Folder of this process's servers, among the logs of Ray, which outlive the process."""
     import ray
 
-    node = ray._private.worker._global_node
-    return Path(node.get_logs_dir_path()) / f"servers-{os.getpid()}"
+    return Path(ray._private.worker._global_node.get_logs_dir_path()) / f"servers-{os.getpid()}"

@@ -73,8 +73,7 @@ def copies_of(tensor: Tensor) -> list[list[int]]:
     if not isinstance(tensor, DTensor):
         return [[0]]
     mesh = tensor.device_mesh
-    copies: list[list[int]] = mesh.mesh.reshape(-1, mesh.size(-1)).tolist()
-    return copies
+    return mesh.mesh.reshape(-1, mesh.size(-1)).tolist()
 
 
 @torch.no_grad()

@@ -253,8 +253,7 @@ class Episode:
         """Start the environment's slow work for stepping with a response (`InteractionEnv.prepare`)."""
         if hasattr(self.env, "prepare"):
             try:
-                text = self._decode(self._with_past(result))
-                self._prepared = list(self.env_calls(self.env.prepare, text) or ())
+                self._prepared = list(self.env_calls(self.env.prepare, self._decode(self._with_past(result))) or ())
             except Exception as error:  # a user's environment may raise anything; the trajectory records it
                 self._fail(error)
 
@@ -529,8 +528,7 @@ def begin_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mappin
     such a function. An `async def` reward starts here too, so that the rewards of all episodes run in parallel.
     """
     if hasattr(reward, "begin"):
-        begun: Callable[[], Any] = reward.begin(result, args)
-        return begun
+        return reward.begin(result, args)
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
         return _reward_loop().start(reward(result, args)).result
     return partial(_call_reward, reward, result, args)
@@ -662,8 +660,7 @@ def check_step(given: Any, name: str) -> tuple[Any, bool, dict[str, Any]]:
     if not isinstance(given, tuple) or len(given) != _STEP_VALUES or not isinstance(given[2], dict):
         found = type_name(given)
         if isinstance(given, tuple):
-            has_info = len(given) == _STEP_VALUES
-            found = f"{type_name(given[2])} as info" if has_info else f"a tuple of {len(given)}"
+            found = f"a tuple of {len(given)}" if len(given) != _STEP_VALUES else f"{type_name(given[2])} as info"
         raise ValueError(
             f"env.factory={name}: step must return (observation, done, info), info being a dict; it returned {found}"
         )

@@ -155,8 +155,7 @@ class _EntryScores:
         episodes: list[Trajectory] = []
         for read in self.entry.parts.values():
             try:
-                versions = read(columns=["policy_version"]).column("policy_version").to_pylist()
-                if version in versions:
+                if version in read(columns=["policy_version"]).column("policy_version").to_pylist():
                     episodes += [one for one in table_to_trajectories(read()) if sampled_by(one, version).any()]
             except Exception:  # noqa: BLE001, S112 - a part that cannot be read is a finding of the contract
                 continue

@@ -109,11 +109,10 @@ class RankedBackend:
     def own(self) -> TorchBackend:
         """The driver's backend, where the driver is a rank."""
         assert self._workers.own is not None
-        backend: TorchBackend = self._workers.own.backend
-        return backend
+        return self._workers.own.backend
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        return _score(samples, self._workers, "log_probs", self._parts, self._cost)
+        return _score(samples, self._workers, "backend.log_probs", self._parts, self._cost)
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         count = self._parts.count
@@ -138,7 +137,7 @@ class RankedBackend:
     def renew(self) -> None:
         """See `TrainBackend`; every rank's own model."""
         if self._is_apart and self._is_stale:
-            self._workers.call_all("renew")
+            self._workers.call_all("backend.renew")
         self._is_stale = False
 
     def iter_weights(self) -> Iterator[tuple[str, Any]]:
@@ -151,10 +150,10 @@ class RankedBackend:
         return WeightSource(self._specs, self._collect, lambda: self._changes)
 
     def offload(self) -> None:
-        self._workers.call_all("offload")
+        self._workers.call_all("backend.offload")
 
     def onload(self) -> None:
-        self._workers.call_all("onload")
+        self._workers.call_all("backend.onload")
 
     def export(self, folder: Path) -> Files:
         """See `TrainBackend`.
@@ -164,13 +163,13 @@ class RankedBackend:
         """
         if self._first_copies != list(range(self._workers.size)):
             self._compare_copies()
-        return self._workers.write(folder, "export", everywhere=self._is_sharded)
+        return self._workers.write(folder, "backend.export", everywhere=self._is_sharded)
 
     def save_state(self, folder: Path) -> Files:
-        return self._workers.write(folder, "save_state", everywhere=self._is_sharded)
+        return self._workers.write(folder, "backend.save_state", everywhere=self._is_sharded)
 
     def load_state(self, folder: Path) -> None:
-        self._workers.read(folder, "load_state")
+        self._workers.read(folder, "backend.load_state")
         self._note_change()
 
     def close(self) -> None:
@@ -179,8 +178,7 @@ class RankedBackend:
             self.own.close()
 
     def _collect(self, specs: Mapping[str, TensorSpec]) -> Bucket:
-        bucket: Bucket = self._workers.call_all("collect", specs)[0]
-        return bucket
+        return self._workers.call_all("backend.collect", specs)[0]
 
     def _note_change(self) -> None:
         self._is_stale = True
@@ -188,7 +186,7 @@ class RankedBackend:
 
     def _compare_copies(self) -> None:
         """See that all copies hold the same weights."""
-        digests: list[str] = self._workers.call_all("digest")
+        digests: list[str] = self._workers.call_all("backend.digest")
         for rank, digest in enumerate(digests):
             first = self._first_copies[rank]
             if digest != digests[first]:
@@ -219,12 +217,11 @@ class RankedScorer:
     def own(self) -> ReferenceScorer:
         """The driver's part, where the driver is a rank."""
         assert self._workers.own is not None
-        scorer: ReferenceScorer = self._workers.own.scorer
-        return scorer
+        return self._workers.own.scorer
 
     def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens."""
-        return _score(samples, self._workers, "reference_log_probs", self._parts, self._cost)
+        return _score(samples, self._workers, "scorer.log_probs", self._parts, self._cost)
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,7 @@ def compare_layout(manifest: Mapping[str, Any], layout: Mapping[str, Any]) -> No
     Args:
         layout: entry of manifests, of this command.
     """
-    lines = layout_differences(manifest.get("layout", {}), layout["layout"])
-    if lines:
+    if lines := layout_differences(manifest.get("layout", {}), layout["layout"]):
         logger.warning(
             "the run continues with another layout (%s): sums are added in another order, so the last bits may "
             "differ from here on",

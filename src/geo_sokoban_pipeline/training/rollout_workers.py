@@ -209,7 +209,8 @@ class RolloutWorkers:
                 f"each takes a GPU of its own, and there are {torch.cuda.device_count()}. Lower one of both, or take "
                 "rollout.engine=sglang."
             )
-        self._start: Start = in_ray or partial(_start_here, self._first_gpu is not None)
+        on_gpu = self._first_gpu is not None
+        self._start: Start = in_ray or (lambda title, build, _: LocalProcess(title, build, on_gpu=on_gpu))
         self.servers: SglangEngine | None = None
         self._build = replace(WorkerSpec.of(policy, self._options), folder=None, is_empty=True)
         self._scratch = Scratch()
@@ -371,11 +372,9 @@ class RolloutWorkers:
         Args:
             size: episodes of a group.
         """
-        is_own = load_rollout_fn(options) is not rollout
-        if is_own or options.engine == "transformers":
+        if load_rollout_fn(options) is not rollout or options.engine == "transformers":
             return None
-        server = options.server
-        places = server.concurrency * (len(server.urls) or server.count)
+        places = options.server.concurrency * (len(options.server.urls) or options.server.count)
         return max(1, places // (size * self._count))
 
     # Workers.
@@ -558,10 +557,6 @@ class RolloutWorkers:
             return
         with suppress(WorkerDied):  # of the worker, which is replaced
             handle.send("move_server", lost.server, lost.life, place).result()
-
-
-def _start_here(on_gpu: bool, title: str, build: WorkerSpec, is_given_up: Callable[[], bool]) -> WorkerHandle:
-    return LocalProcess(title, build, on_gpu=on_gpu)
 
 
 @dataclass

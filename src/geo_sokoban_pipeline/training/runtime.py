@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import torch
@@ -98,10 +98,8 @@ def resident_bytes() -> int:
     own = psutil.Process()
     found = 0
     for process in (own, *own.children(recursive=True)):
-        try:
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             found += process.memory_info().rss
-        except psutil.NoSuchProcess:  # it has ended meanwhile
-            continue
     return found
 
 

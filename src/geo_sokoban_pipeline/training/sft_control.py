@@ -51,15 +51,6 @@ class Budget:
     steps: int
     first: int
 
-    def entries(self) -> dict[str, float]:
-        """Entries of the control's manifest."""
-        return {
-            "grpo_cpu_seconds": self.grpo_cpu_seconds,
-            "cpu_seconds_per_step": self.cpu_seconds_per_step,
-            "steps": self.steps,
-            "first": self.first,
-        }
-
 
 def check_source(start: PolicyFolder, metrics: Rows, iterations: int, *, complete: bool, wanted: Fingerprint) -> None:
     """Check that a run can have a control, and that this command has the run's settings.

@@ -89,7 +89,10 @@ def shard_samples(samples: Sequence[TrainSample], parts: int, cost: StepCost) ->
     together, whose episodes share images; but where a shard has few samples, their ends lie far from equal. Samples
     that are dealt one by one, the most expensive first, come near to equal costs.
     """
-    items = [_Item(cost.of_sample(sample), _image_costs(sample, cost)) for sample in samples]
+    items = [
+        _Item(cost.of_sample(sample), {image.key: cost.of_image(image) for image in sample.images})
+        for sample in samples
+    ]
     splits = _fill_evenly(items, parts), _deal(items, parts)
     return min(splits, key=lambda split: max(_costs(items, split), default=0))
 
@@ -111,17 +114,9 @@ class _Item:
         return self.cost + sum(cost for key, cost in self.images.items() if key not in known)
 
 
-def _image_costs(sample: TrainSample, cost: StepCost) -> dict[str, int]:
-    return {image.key: cost.of_image(image) for image in sample.images}
-
-
 def _costs(items: Sequence[_Item], split: Sequence[Sequence[int]]) -> list[int]:
     """Cost of each shard."""
-    images: list[dict[str, int]] = []
-    for part in split:
-        images.append({})
-        for index in part:
-            images[-1] |= items[index].images
+    images = [{key: cost for index in part for key, cost in items[index].images.items()} for part in split]
     return [
         sum(items[index].cost for index in part) + sum(own.values()) for part, own in zip(split, images, strict=True)
     ]

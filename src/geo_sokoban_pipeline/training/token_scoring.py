@@ -172,11 +172,10 @@ def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 def _score_blank(samples: Sequence[TrainSample], policy: Policy, scorer: TokenScorer) -> list[np.ndarray | None]:
     """Log-probs with blank images; None for a sample without an image."""
     shown = [place for place, sample in enumerate(samples) if sample.images]
-    values = scorer.log_probs([with_blank_images(samples[place], policy) for place in shown])
-    found: list[np.ndarray | None] = [None] * len(samples)
-    for place, value in zip(shown, values, strict=True):
-        found[place] = value
-    return found
+    values = dict(
+        zip(shown, scorer.log_probs([with_blank_images(samples[place], policy) for place in shown]), strict=True)
+    )
+    return [values.get(place) for place in range(len(samples))]
 
 
 def _token_rows(
@@ -222,8 +221,7 @@ def _texts_of(ids: np.ndarray, policy: Policy) -> pa.Array:
 def _turns_of(episode: Trajectory, positions: np.ndarray) -> np.ndarray:
     """Number of the turn that each position lies in."""
     starts = np.array([turn.token_start for turn in episode.turns])
-    turns: np.ndarray = np.searchsorted(starts, positions, side="right") - 1
-    return turns
+    return np.searchsorted(starts, positions, side="right") - 1
 
 
 def _occlusion_rows(
@@ -244,8 +242,7 @@ def _occlusion_rows(
             continue
         sample = build_sample(replace(episode, loss_mask=mask), policy)
         own = scorer.log_probs([sample])[0]
-        parts = find_parts(episode.images[image])
-        for chosen in _chunks(parts):
+        for chosen in _chunks(find_parts(episode.images[image])):
             covered = [_cover(sample, place, part, policy) for part in chosen]
             for part, values in zip(chosen, scorer.log_probs(covered), strict=True):
                 drops = own - values

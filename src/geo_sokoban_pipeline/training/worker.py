@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
@@ -35,14 +34,11 @@ from geo_sokoban_pipeline.policies.policy import (
     empty_model,
     freeze_parameters,
 )
-from geo_sokoban_pipeline.policies.weights import Bucket, TensorSpec
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import STUCK, EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
-from geo_sokoban_pipeline.runs.storage import Files
-from geo_sokoban_pipeline.training.backends.base import Batch
 from geo_sokoban_pipeline.training.backends.rank import build_rank, build_rank_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
@@ -70,7 +66,7 @@ class Worker:
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
         self.policy, self.options = policy, options
         self.group: Group | None = None
-        self.expert: Demonstrator | None = None
+        self.expert: Any = None
         self.backend: Any = None
         self.scorer: Any = None
         self.rendezvous: Rendezvous | None = None
@@ -113,7 +109,9 @@ class Worker:
             self.group = join_group(rank, size, port, device, host, address)
         if not self.policy.is_empty:
             self.policy.model.to(device)
-            self.group.broadcast(model_tensors(self.policy.model))
+            model = self.policy.model
+            # Tied parameters once, in an order that is the same on every rank.
+            self.group.broadcast([*(parameter.data for parameter in model.parameters()), *model.buffers()])
 
     def leave(self) -> None:
         """Leave the group."""
@@ -155,60 +153,8 @@ class Worker:
         self, batch: Sequence[TrainSample] | range, objective: Objective, learning_rate: float, size: StepSize | None
     ) -> dict[str, float]:
         """An optimizer step of all ranks, on this rank's samples, or on its numbers of demonstrations."""
-        given: Batch
-        if not isinstance(batch, range):
-            given = batch
-        else:
-            assert self.expert is not None
-            given = Demonstrations(batch, self.expert)
-        row: dict[str, float] = self.backend.step(given, objective, learning_rate, size)
-        return row
-
-    def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """Log-probs of the samples' trained tokens."""
-        rows: list[np.ndarray] = self.backend.log_probs(samples)
-        return rows
-
-    def reference_log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """Log-probs of the samples' trained tokens under the reference policy."""
-        rows: list[np.ndarray] = self.scorer.log_probs(samples)
-        return rows
-
-    def renew(self) -> None:
-        """Give the worker's engine whole weights of the newest version."""
-        self.backend.renew()
-
-    def collect(self, specs: Mapping[str, TensorSpec]) -> Bucket:
-        """Send rank 0 this rank's rows of weights; it returns the whole ones."""
-        bucket: Bucket = self.backend.collect(specs)
-        return bucket
-
-    def export(self, folder: Path) -> Files:
-        """Write this rank's part of the policy."""
-        files: Files = self.backend.export(folder)
-        return files
-
-    def save_state(self, folder: Path) -> Files:
-        """Write this rank's part of the training state."""
-        files: Files = self.backend.save_state(folder)
-        return files
-
-    def load_state(self, folder: Path) -> None:
-        """Load weights and state of a checkpoint."""
-        self.backend.load_state(folder)
-
-    def offload(self) -> None:
-        """Move this rank's weights and moments to the memory of the CPU."""
-        self.backend.offload()
-
-    def onload(self) -> None:
-        """Move this rank's weights and moments back to its device."""
-        self.backend.onload()
-
-    def digest(self) -> str:
-        """Hash of what this rank holds of the weights."""
-        digest: str = self.backend.digest()
-        return digest
+        given = Demonstrations(batch, self.expert) if isinstance(batch, range) else batch
+        return self.backend.step(given, objective, learning_rate, size)
 
     # Rollouts.
 
@@ -475,8 +421,3 @@ class WorkerSpec:
         freeze_parameters(model, chosen.freeze)
         planned = device_of(chosen) if self.is_empty else None
         return Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute, planned)
-
-
-def model_tensors(model: Any) -> list[torch.Tensor]:
-    """Parameters and buffers of a model, tied ones once, in an order that is the same on every rank."""
-    return [*(parameter.data for parameter in model.parameters()), *model.buffers()]

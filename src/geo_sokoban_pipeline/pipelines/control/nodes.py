@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
@@ -66,7 +67,7 @@ def plan_control(
     cost = time_steps(start, drawn, own, seed)
     budget = plan_budget(start, metrics, own.warm_start.episodes_per_step, control.share, cost)
     logger.info("control: %d steps for the %.1f CPU-seconds of GRPO", budget.steps, budget.grpo_cpu_seconds)
-    return {"fingerprint": fingerprint, "budget": budget.entries()}
+    return {"fingerprint": fingerprint, "budget": asdict(budget)}
 
 
 def continue_sft(

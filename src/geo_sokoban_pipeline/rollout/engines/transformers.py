@@ -283,8 +283,7 @@ class SlotManager:
 
     def add(self, request: Request) -> Slot:
         """Slot of a new conversation; `place` gives it a row."""
-        slot = self.slots[request.id] = Slot(request)
-        return slot
+        return self.slots.setdefault(request.id, Slot(request))
 
     def release(self, ids: Iterable[int]) -> None:
         """Free the rows of conversations. Unknown ids are ignored."""
@@ -536,8 +535,7 @@ class TransformersEngine:
             if slot is None and slots.free == 0:
                 waiting.append(request)
                 continue
-            if slot is None:
-                slot = slots.add(request)
+            slot = slot or slots.add(request)
             slot.begin(request, self._limit(request))
             batch.append(slot)
         self._queue = waiting
@@ -698,7 +696,7 @@ class TransformersEngine:
             slot.position += length - len(proposal)
             slot.cached += size - len(proposal)
             slot.images = len(slot.request.images)
-        states: Tensor = self.policy.network(
+        return self.policy.network(
             torch.from_numpy(ids).to(self._device),
             torch.from_numpy(positions).to(self._device),
             features=self._bank.tables,
@@ -707,7 +705,6 @@ class TransformersEngine:
             cache=self._cache,
             wanted=torch.from_numpy(wanted).to(self._device),
         )
-        return states
 
     def _logits(self, states: Tensor, step: int, active: list[int]) -> Tensor:
         """(len(active), V) logits of some slots after `step` proposed tokens."""

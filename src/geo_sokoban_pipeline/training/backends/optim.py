@@ -60,8 +60,7 @@ class Muon(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
-        average = state["momentum"].lerp_(parameter.grad, 1 - _MOMENTUM)
-        return torch.lerp(parameter.grad, average, _MOMENTUM)
+        return torch.lerp(parameter.grad, state["momentum"].lerp_(parameter.grad, 1 - _MOMENTUM), _MOMENTUM)
 
     def _updates(
         self, parameters: Sequence[Tensor], directions: Sequence[Tensor]

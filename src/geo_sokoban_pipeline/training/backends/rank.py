@@ -92,8 +92,8 @@ def build_rank_scorer(
         from geo_sokoban_pipeline.training.backends.megatron.backend import build_parallel_pass
 
         assert group is not None
-        empty = load_empty(chosen, folder)
-        return ReferenceScorer(build_parallel_pass(empty, options, temperature, group, megatron))
+        passes = build_parallel_pass(load_empty(chosen, folder), options, temperature, group, megatron)
+        return ReferenceScorer(passes)
     setting = PassSetting.of(options, temperature)
     mesh = _mesh_of(group, sharding, replicas)
     if mesh is not None:

@@ -119,12 +119,11 @@ class RankState:
 
         Other ranks send their rows, one tensor at a time, and get nothing. A tensor stays on the device of the weights.
         """
-        bucket = []
-        for name, spec in specs.items():
-            whole = self._collect_one(name, 0, getattr(torch, spec.dtype), on_device=True)
-            if whole is not None:
-                bucket.append((name, whole))
-        return bucket
+        found = (
+            (name, self._collect_one(name, 0, getattr(torch, spec.dtype), on_device=True))
+            for name, spec in specs.items()
+        )
+        return [(name, whole) for name, whole in found if whole is not None]
 
     @torch.no_grad()
     def renew(self) -> None:
@@ -133,8 +132,7 @@ class RankState:
             return
         if self.policy.is_empty:
             allocate_weights(self.policy, self._device)
-        whole = dict(self.policy.model.named_parameters())
-        for name, weight in whole.items():
+        for name, weight in self.policy.model.named_parameters():
             weight.copy_(self._gather(name, weight.dtype))
 
     def offload(self) -> None:
@@ -281,8 +279,8 @@ class TorchBackend(RankState):
             mesh = group.mesh()
         trained = policy if mesh is None else shard_policy(policy, mesh, offload=options.offload)
         device = policy.model.device if mesh is None else device_of_mesh(mesh)
-        ranks = None if mesh is None else group
-        passes = GradientPass(trained, PassSetting.of(options, temperature), ranks, device)
+        setting = PassSetting.of(options, temperature)
+        passes = GradientPass(trained, setting, None if mesh is None else group, device)
         self._set_up(policy, options, group, passes, device)
 
     def _set_up(
@@ -421,8 +419,7 @@ class GradientPass:
             if not batch:
                 self._score([self._filler], None, entropy="none")
                 continue
-            members = [samples[index] for index in batch]
-            values, _, _ = self._score(members, features, entropy="none")
+            values, _, _ = self._score([samples[index] for index in batch], features, entropy="none")
             for row, index in enumerate(batch):
                 rows[index] = values[row, : len(samples[index].targets)].float().cpu().numpy()
         return rows
@@ -448,8 +445,7 @@ class GradientPass:
                 self._backward(0.0 * values.sum())
                 continue
             members = [samples[index] for index in batch]
-            scored = self._score(members, shown, entropy=objective.entropy)
-            part = objective(members, *scored, step)
+            part = objective(members, *self._score(members, shown, entropy=objective.entropy), step)
             self._backward(part.loss)
             for name, value in part.metrics.items():
                 totals[name] = totals.get(name, 0.0) + value
@@ -484,8 +480,8 @@ class GradientPass:
     @cached_property
     def _filler(self) -> TrainSample:
         """A sample of one token, for a pass without samples."""
-        allowed = np.setdiff1d(np.arange(len(self.policy.banned_ids) + 1), self.policy.banned_ids)[:1]
-        ids = allowed.astype(np.int64)
+        allowed = np.setdiff1d(np.arange(len(self.policy.banned_ids) + 1), self.policy.banned_ids)
+        ids = allowed[:1].astype(np.int64)
         return TrainSample(ids, np.zeros((3, 1), np.int64), np.ones(1, np.int64), ids, [])
 
     @cached_property
@@ -549,8 +545,7 @@ class GradientPass:
         keys = [image.key for sample in samples for image in sample.images]
         shown = {}
         if keys and features is not None:
-            rows = torch.from_numpy(features.rows(keys)).to(self._device)
-            shown = {"features": features.tables, "rows": rows}
+            shown = {"features": features.tables, "rows": torch.from_numpy(features.rows(keys)).to(self._device)}
         with self.policy.computing(caching=False):
             return self.policy.network(
                 torch.from_numpy(ids).to(self._device),

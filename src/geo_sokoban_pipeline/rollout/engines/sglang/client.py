@@ -102,9 +102,13 @@ class ServerClient:
         """Abort a request; the server answers it with the tokens so far."""
         await self._post("/abort_request", {"rid": rid}, _READY_SECONDS)
 
-    async def is_ready(self, path: str = "/ready") -> bool:
-        """Whether the server accepts requests; False also if it is unreachable."""
-        return await self._answers(path, _READY_SECONDS)
+    async def is_ready(self, path: str = "/ready", seconds: float = _READY_SECONDS) -> bool:
+        """Whether the server accepts requests, or answers another question of yes or no; False if it is unreachable."""
+        try:
+            async with self._session.get(f"{self.url}{path}", timeout=aiohttp.ClientTimeout(seconds)) as answer:
+                return answer.status == 200
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
 
     async def wait_until_ready(self, path: str = "/ready", lost: Callable[[], str | None] | None = None) -> None:
         """Wait until the server accepts requests, for `start_timeout` at most.
@@ -129,7 +133,7 @@ class ServerClient:
 
     async def is_computing(self, seconds: float) -> bool:
         """Whether the server's model makes progress within the given seconds."""
-        return await self._answers("/health", seconds)
+        return await self.is_ready("/health", seconds)
 
     async def get(self, path: str) -> Any:
         """JSON answer to a GET request."""
@@ -155,13 +159,6 @@ class ServerClient:
             await self._opened.close()
             self._opened = None
 
-    async def _answers(self, path: str, seconds: float) -> bool:
-        try:
-            async with self._session.get(f"{self.url}{path}", timeout=_limit(seconds)) as answer:
-                return answer.status == 200
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            return False
-
     async def _post(self, path: str, body: Body, seconds: float, headers: dict[str, str] | None = None) -> Any:
         return await self._request("POST", path, body, seconds, headers)
 
@@ -176,7 +173,7 @@ class ServerClient:
             content = {"data": _stream(body)}
         try:
             async with self._session.request(
-                method, where, headers=headers, timeout=_limit(seconds), **content
+                method, where, headers=headers, timeout=aiohttp.ClientTimeout(seconds), **content
             ) as answer:
                 text = await answer.text(errors="replace")
         except TimeoutError as error:
@@ -212,10 +209,6 @@ def _read_answer(where: str, status: int, text: str) -> Any:
         raise BadResponse(f"{where} answered with invalid JSON: {shown!r}") from error
 
 
-def _limit(seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=seconds)
-
-
 @dataclass(frozen=True)
 class ServerFacts:
     """Facts of a server.
@@ -249,8 +242,7 @@ async def inspect_server(client: ServerClient, policy: Policy) -> ServerFacts:
     version = str(server.get("version"))
     if version != TESTED_VERSION:
         logger.warning("%s runs SGLang %s; this project is tested with %s", client.url, version, TESTED_VERSION)
-    longest = int(policy.model.config.text_config.max_position_embeddings)
-    context = min([longest - SPARE_TOKENS, *_limits(server)])
+    context = min([int(policy.model.config.text_config.max_position_embeddings) - SPARE_TOKENS, *_limits(server)])
     shorter_than = int(server.get("max_req_input_len") or context + 1)
     return ServerFacts(
         version=version,
@@ -297,8 +289,7 @@ def _check_model(url: str, model: Mapping[str, Any], policy: Policy) -> None:
 
 
 async def _check_vocabulary(client: ServerClient, policy: Policy) -> None:
-    special = policy.tokenizer.all_special_tokens
-    text = "".join(special) + " Up, left:\n<answer>Down</answer> x² = 1.5"
+    text = "".join(policy.tokenizer.all_special_tokens) + " Up, left:\n<answer>Down</answer> x² = 1.5"
     expected = policy.codec.encode_text(text).tolist()
     answer = await client.command("/tokenize", {"model": "", "prompt": text, "add_special_tokens": False})
     found = answer.get("tokens") if isinstance(answer, dict) else None

@@ -195,7 +195,7 @@ class SglangEngine:
         """
         weights = weights or WeightSource.of_model(self.policy.model)
         state = weights.state()
-        if self._sent == (state, version) and not self._fleet.is_asleep:
+        if self._sent == (state, version) and not any(server.released for server in self.servers):
             return
         self._sent, self.tag = None, f"{version}-{uuid.uuid4().hex[:12]}"
         self._versions[self.tag] = version

@@ -57,8 +57,7 @@ class FollowingFleet(Fleet):
     """
 
     def __init__(self, options: ServerOptions, policy: Policy, places: Sequence[ServerPlace], report: Report) -> None:
-        urls = tuple(place.url for place in places)
-        super().__init__(options.model_copy(update={"urls": urls}), policy)
+        super().__init__(options.model_copy(update={"urls": tuple(place.url for place in places)}), policy)
         self._places, self._report = list(places), report
 
     async def move_to(self, places: Sequence[ServerPlace]) -> None:

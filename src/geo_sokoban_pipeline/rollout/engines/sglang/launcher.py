@@ -310,8 +310,7 @@ class ServerProcess:
     def tail(self) -> str:
         """Last lines of its output."""
         with self.log.open("rb") as file:
-            size = self.log.stat().st_size
-            file.seek(max(self._began_at, size - _TAIL_BYTES))
+            file.seek(max(self._began_at, self.log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
         return "\n".join(line[:300] for line in lines[-_TAIL_LINES:])
 
@@ -322,14 +321,11 @@ class ServerProcess:
         try:
             self._supervisor.wait(self.grace + _MARGIN)
         except subprocess.TimeoutExpired:
-            self._kill()
+            kill_group(self.pid)
+            kill_group(self._supervisor.pid)
+            self._supervisor.wait()
         if self._supervisor.stdout is not None:
             self._supervisor.stdout.close()
-
-    def _kill(self) -> None:
-        kill_group(self.pid)
-        kill_group(self._supervisor.pid)
-        self._supervisor.wait()
 
 
 def kind_of(options: ServerOptions, policy: Policy) -> str:
@@ -385,14 +381,13 @@ def server_command(
     sizes = options.cuda_graph_batch_sizes
     if sizes:
         words += ["--cuda-graph-bs-decode", *map(str, sizes)]
-    elif sizes is not None:
-        words.append("--disable-cuda-graph")
-    if options.trust_remote_code:
-        words.append("--trust-remote-code")
-    if options.deterministic:
-        words.append("--enable-deterministic-inference")
-    if options.colocated and options.device == "cuda":
-        words.append("--enable-memory-saver")
+    switches = {
+        "--disable-cuda-graph": sizes is not None and not sizes,
+        "--trust-remote-code": options.trust_remote_code,
+        "--enable-deterministic-inference": options.deterministic,
+        "--enable-memory-saver": options.colocated and options.device == "cuda",
+    }
+    words += [switch for switch, is_on in switches.items() if is_on]
     # An idle scheduler would keep a core busy; a warm-up would sample before the server has the run's weights.
     return [*words, "--sleep-on-idle", "--skip-server-warmup", *options.extra_arguments]
 
@@ -425,8 +420,7 @@ def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[s
     }
     if options.device == "cpu":
         fixed |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    given = {name: value.get_secret_value() for name, value in options.environment.items()}
-    return {**kept, **fixed, **given}
+    return {**kept, **fixed, **{name: value.get_secret_value() for name, value in options.environment.items()}}
 
 
 def find_ports(host: str, count: int) -> list[int]:
@@ -460,8 +454,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _check_start(options: ServerOptions, port: int) -> None:
-    python = Path(options.python).expanduser()
-    if not python.is_file():
+    if not Path(options.python).expanduser().is_file():
         raise ServerLost(
             f"rollout.server.python={options.python}: no such interpreter. `make sglang-env` makes the servers' "
             "environment, `make sglang-env SGLANG=gpu` the one for NVIDIA GPUs; or name another interpreter, or attach "

@@ -59,8 +59,7 @@ def pause_before(attempt: int, options: FaultOptions) -> float:
     Args:
         attempt: number of the try, from 0.
     """
-    doubled = options.first_pause * 2 ** (attempt - 1)
-    return 0.0 if attempt == 0 else float(min(options.longest_pause, doubled))
+    return float(min(options.longest_pause, options.first_pause * 2 ** (attempt - 1))) if attempt else 0.0
 
 
 @dataclass(frozen=True)
@@ -307,10 +306,9 @@ class Fleet:
             key = self.options.api_key()
             self.servers = [Server(faults, places, url=url, key=key) for url in self.options.urls]
         await asyncio.gather(*(self._begin(server) for server in self.servers))
-        facts = []
-        for server in self.servers:
-            facts.append(await inspect_server(server.client, self._policy))
-            server.ranks = facts[-1].ranks
+        facts = [await inspect_server(server.client, self._policy) for server in self.servers]
+        for server, found in zip(self.servers, facts, strict=True):
+            server.ranks = found.ranks
         if self.options.router != "none":
             urls = [server.url for server in self.servers]
             self._router, self._router_client = await start_router(self.options, urls, places * len(urls))
@@ -381,11 +379,6 @@ class Fleet:
     def server_of(self, key: str) -> Server:
         """The server of a conversation."""
         return max(self.servers, key=lambda server: hashlib.blake2b(f"{key} {server.url}".encode()).digest())
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether a server has given up memory."""
-        return any(server.released for server in self.servers)
 
     def client_of(self, server: Server) -> ServerClient:
         """Client for requests to a server: the router's, if there is one."""

@@ -20,7 +20,7 @@ import pickle
 import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any
@@ -358,14 +358,11 @@ class UpdateGroup:
             "group_name": self.name,
             "backend": self._backend,
         }
-        firsts = list(accumulate(self._ranks[:-1], initial=1))
-        return [{**common, "rank_offset": first} for first in firsts]
+        return [{**common, "rank_offset": first} for first in accumulate(self._ranks[:-1], initial=1)]
 
     def join(self) -> None:
         """Join; returns when all ranks have joined, and raises when the store is closed before that."""
-        with ExitStack() as place:
-            if self._host in ("127.0.0.1", "::1"):
-                place.enter_context(gloo_on())
+        with gloo_on() if self._host in ("127.0.0.1", "::1") else nullcontext():
             made, _ = distributed_c10d._new_process_group_helper(
                 self._size,
                 0,
@@ -430,5 +427,4 @@ def _towards(url: str) -> str:
     place = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
     with socket.socket(place[0], socket.SOCK_DGRAM) as probe:
         probe.connect(place[4])  # finds the route; nothing is sent
-        address: str = probe.getsockname()[0]
-    return address
+        return probe.getsockname()[0]

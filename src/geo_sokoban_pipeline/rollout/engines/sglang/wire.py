@@ -6,7 +6,6 @@ banned token, and a finish reason that agrees with its tokens.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.rollout.engines.sglang.client import BadResponse, WrongServer
 
 if TYPE_CHECKING:
@@ -217,6 +217,4 @@ def _write_sampling(sampling: SamplingOptions) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1024)
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+_data_uri = lru_cache(maxsize=1024)(png_data_uri)

@@ -212,8 +212,7 @@ class MegatronBackend(TorchBackend):
             chosen = [gradient for name, gradient in gradients.items() if self._table.is_split(name) == is_split]
             if chosen:
                 norm = gather(torch.nn.utils.get_total_norm(chosen)).to(device)
-                counted = is_split or self._layout.place[1] == 0
-                squares += norm.square() if counted else 0.0
+                squares += norm.square() if is_split or self._layout.place[1] == 0 else 0.0
         dist.all_reduce(squares, group=self._layout.tensor_group)
         return squares.sqrt()
 

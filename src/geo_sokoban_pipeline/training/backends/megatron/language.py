@@ -107,8 +107,7 @@ class MegatronLanguage(nn.Module):
     @property
     def layers(self) -> nn.ModuleList:
         """Megatron's layers."""
-        layers: nn.ModuleList = self.gpt.decoder.layers
-        return layers
+        return self.gpt.decoder.layers
 
     @property
     def head(self) -> VocabularyHead:
@@ -282,8 +281,7 @@ class CoreAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any) -> Tensor:
         """(L, B, heads · dim) of (L, B, heads, dim) each."""
         queries, keys, values = (each.permute(1, 2, 0, 3) for each in (query, key, value))
-        mixed = attend(self, queries, keys, values, attention_mask)
-        return mixed.transpose(0, 1).contiguous()
+        return attend(self, queries, keys, values, attention_mask).transpose(0, 1).contiguous()
 
 
 def _add_residual(training: bool, fused: bool) -> Callable[[tuple[Tensor, None], Tensor, float], Tensor]:

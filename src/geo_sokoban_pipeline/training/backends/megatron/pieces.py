@@ -180,8 +180,7 @@ class WeightTable:
 
     def read(self, weight: Weight, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """This rank's piece of a weight, or of what lies like its parameter in other tensors."""
-        held = (self.parameters if tensors is None else tensors)[weight.parameter]
-        return self.own(weight).read(own_part(held))
+        return self.own(weight).read(own_part((self.parameters if tensors is None else tensors)[weight.parameter]))
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

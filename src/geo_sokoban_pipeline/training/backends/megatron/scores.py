@@ -46,10 +46,7 @@ def score_split_states(
     states = copy_to_tensor_model_parallel_region(states, group=group)
     first = group.rank() * len(weight)
     banned = banned_ids[(banned_ids >= first) & (banned_ids < first + len(weight))] - first
-    scores: tuple[Tensor, Tensor] = _SplitScores.apply(
-        states, weight, labels - first, banned, group, chunk, temperature, entropy
-    )
-    return scores
+    return _SplitScores.apply(states, weight, labels - first, banned, group, chunk, temperature, entropy)
 
 
 class _SplitScores(torch.autograd.Function):
