@@ -135,8 +135,7 @@ class TrajectoriesFrameDataset(ReadOnlyDataset["pd.DataFrame"]):
         return pd.DataFrame({**series, "partition": pd.Series(partition, dtype="str")})
 
     def _check_columns(self, names: Sequence[str]) -> None:
-        unknown = [name for name in names if name not in TRAJECTORY_SCHEMA.names]
-        if unknown:
+        if unknown := [name for name in names if name not in TRAJECTORY_SCHEMA.names]:
             raise DatasetError(
                 f"{self._parts}: there are no columns {unknown}; columns are {', '.join(TRAJECTORY_SCHEMA.names)}"
             )

@@ -62,8 +62,7 @@ def read_iteration(partition: str) -> int:
     Raises:
         DatasetError: the id has another form.
     """
-    match = _PARTITION.fullmatch(partition)
-    if match is None:
+    if (match := _PARTITION.fullmatch(partition)) is None:
         raise DatasetError(f"partition {partition!r} is not of the form iter=00012 or iter=00012/part-000")
     return int(match[1])
 
@@ -294,8 +293,7 @@ class MetricsDataset(IterationPartitions):
 
     def preview(self) -> PlotlyPreview:
         """Curves for kedro-viz: a menu chooses the metric, the mean reward comes first; None without rows."""
-        rows = self.load()
-        if not rows:
+        if not (rows := self.load()):
             return cast("PlotlyPreview", None)
         names = sorted({name for row in rows for name in row} - {_STEP}, key=lambda name: (name != _FIRST, name))
         steps = [row.get(_STEP) for row in rows]

@@ -159,8 +159,7 @@ class FrameDataset(PathDataset[Any, Any]):
 
     def _to_table(self, data: pd.DataFrame) -> pa.Table:
         schema = load_schema(self._schema) if self._schema else pa.schema([])
-        missing = [name for name in schema.names if name not in data.columns]
-        if missing:
+        if missing := [name for name in schema.names if name not in data.columns]:
             raise DatasetError(f"{self._path}: the frame lacks the columns {missing} of {self._schema}.")
         names = [*schema.names, *(name for name in data.columns if name not in schema.names)]
         pinned = {name: schema.field(name) for name in schema.names}

@@ -150,8 +150,7 @@ def results_of(futures: Sequence[Future[Any]], patience: float, asking: Callable
     while left and time.monotonic() < deadline:
         left = set(wait(left, min(_ASKING, deadline - time.monotonic()), FIRST_EXCEPTION).not_done)
         failures = [error for future in futures if future.done() and (error := future.exception()) is not None]
-        causes = [error for error in failures if not _is_lost(error)]
-        if causes:
+        if causes := [error for error in failures if not _is_lost(error)]:
             raise causes[0]
         if failures:
             deadline = min(deadline, time.monotonic() + patience)

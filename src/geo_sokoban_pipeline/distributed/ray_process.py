@@ -283,8 +283,7 @@ class RayProcess:
     def clear(self, folder: Path) -> None:
         key = self.where.node, folder
         with self._copies.lock:
-            copy = self._copies.found.get(key)
-            if copy is None:
+            if (copy := self._copies.found.get(key)) is None:
                 return
             copy.users.discard(self)
             if copy.users:
@@ -365,8 +364,7 @@ class RayProcess:
         def settle(done: Future[Any]) -> None:
             if not self._takes(future):
                 return
-            error = done.exception()
-            if error is not None:
+            if (error := done.exception()) is not None:
                 future.set_exception(self._error(error))
             elif isinstance(answer := done.result(), CallResult):
                 self.cpu_seconds = max(self.cpu_seconds, answer.cpu_seconds)

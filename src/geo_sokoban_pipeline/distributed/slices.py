@@ -89,8 +89,7 @@ def read_weights(parameters: Mapping[str, Tensor], folder: Path) -> None:
     for name, parameter in parameters.items():
         note_progress()
         stored.check_shape(name, published_spec(name, parameter).shape)
-        rows = own_rows(parameter)
-        if rows:
+        if rows := own_rows(parameter):
             own_part(parameter).copy_(transpose_experts(name, stored.read(name, Slice(rows))))
 
 

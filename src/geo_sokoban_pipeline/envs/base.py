@@ -302,8 +302,7 @@ class Task(Protocol):
         """
         if self.apart[0] != "id" and row.get(self.apart[0]):
             return str(row[self.apart[0]])
-        images = row.get("images")
-        if images is not None and len(images):
+        if (images := row.get("images")) is not None and len(images):
             return content_hash(str(row.get("prompt")), *map(str, images))
         own = {name: value for name, value in row.items() if name != "id"}
         return content_hash(
@@ -337,8 +336,7 @@ class Task(Protocol):
             parts: of the episode's reward.
             args: of the reward.
         """
-        values = list(rewards)
-        if values:
+        if values := list(rewards):
             values[-1] += parts.get("final_bonus", 0.0)
         return values
 

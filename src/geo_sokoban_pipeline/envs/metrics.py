@@ -285,8 +285,7 @@ def mean_pass_at_k(counts: Iterable[tuple[int, int]]) -> dict[str, float]:
     Returns:
         `{"1": …, "2": …}`; empty without prompts.
     """
-    pairs = list(counts)
-    if not pairs:
+    if not (pairs := list(counts)):
         return {}
     return {
         str(k): math.fsum(pass_at_k(n, c, k) for n, c in pairs) / len(pairs)

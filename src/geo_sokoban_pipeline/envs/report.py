@@ -250,7 +250,6 @@ def compare_blind(summary: Summary, policies: Sequence[str], verb: str) -> list[
 
 def _is_below(row: Mapping[str, Any], seeing: Mapping[str, Any]) -> bool:
     """Whether an ablation loses: by the paired test on the same prompts, else by the intervals of both rates."""
-    change = row.get("change")
-    if change is not None:
+    if (change := row.get("change")) is not None:
         return bool(change["is_change"] and change["difference"] < 0)
     return bool(row.get("high", 1.0) < seeing.get("low", 0.0))

@@ -44,8 +44,7 @@ def split_slice(path: str) -> tuple[Path, slice]:
 
     A suffix without a colon, such as `@[3]`, is part of the file's name.
     """
-    match = _SLICE.fullmatch(path)
-    if match is None or "-" in (match["start"], match["stop"]):
+    if (match := _SLICE.fullmatch(path)) is None or "-" in (match["start"], match["stop"]):
         return Path(path), slice(None)
     start, stop = (int(match[side]) if match[side] else None for side in ("start", "stop"))
     return Path(match["path"]), slice(start, stop)

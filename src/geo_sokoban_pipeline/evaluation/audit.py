@@ -163,8 +163,7 @@ def _build_replayer(policy: Policy, rules: RunRules) -> tuple[Replayer | None, s
     """The replayer of a run, or why its episodes cannot be replayed."""
     if rules.rollout.function != RolloutOptions.model_fields["function"].default:
         return None, f"rollout.function={rules.rollout.function} is own code"
-    changed = changed_code(rules.fingerprint, ("env.factory", "reward.function"))
-    if changed is not None:
+    if (changed := changed_code(rules.fingerprint, ("env.factory", "reward.function"))) is not None:
         return None, changed
     try:
         return Replayer(policy, rules.env, rules.reward, rules.rollout, rules.task), None
@@ -656,8 +655,7 @@ def audit_files(folder: Path, progress: Progress | None = None) -> list[str]:
     """
     findings = []
     for path in sorted(_files(folder)):
-        reason = _refusal(path)
-        if reason is not None:
+        if (reason := _refusal(path)) is not None:
             findings.append(f"{path.relative_to(folder).as_posix()}: {reason}")
         if progress is not None:
             progress.advance()
@@ -669,8 +667,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _refusal(path: Path) -> str | None:
-    reader = READERS.get(path.suffix)
-    if reader is None:
+    if (reader := READERS.get(path.suffix)) is None:
         return f"suffix {path.suffix!r} is not in the allow-list"
     try:
         reader(path)

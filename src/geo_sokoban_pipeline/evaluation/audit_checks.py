@@ -225,23 +225,20 @@ def check_splits(
     for meaning, value_of in kinds:
         values = {name: {value for row in rows if (value := value_of(row))} for name, rows in splits.items()}
         for one, other in combinations(values, 2):
-            shared = sorted(values[one] & values[other])
-            if shared:
+            if shared := sorted(values[one] & values[other]):
                 line = f"{one} and {other} share {len(shared)} {meaning}; first, {shared[0]}"
                 if known and meaning == apart[1]:
                     notes.append(line)
                 else:
                     found.append((None, line))
     for name, rows in splits.items():
-        repeated = len(rows) - len({row.get(key) or id(row) for row in rows})
-        if repeated:
+        if repeated := len(rows) - len({row.get(key) or id(row) for row in rows}):
             notes.append(f"{name}: {repeated} of {plural(len(rows), 'row')} repeat another one of {name}")
     return found, notes
 
 
 def _content(row: Mapping[str, Any]) -> str | None:
     """Hash of what the policy sees first; None for a prompt whose text alone says nothing, because it has no image."""
-    images = row.get("images")
-    if images is None or not len(images):
+    if (images := row.get("images")) is None or not len(images):
         return None
     return content_hash(str(row.get("prompt")), *(str(image) for image in images))

@@ -82,8 +82,7 @@ def _run_episode(
         responses: list[str] = []
         done = False
         while not done and len(infos) < options.rollout.max_turns:
-            text = agent.respond(env, generator)
-            if text is None:
+            if (text := agent.respond(env, generator)) is None:
                 break
             responses.append(text)
             _, done, info = check_step(env.step(text), options.env.factory)

@@ -57,8 +57,7 @@ def paired_test(first: Successes, second: Successes, clusters: Mapping[str, str]
         matched = [found for found in matched if found]
         pairs[(clusters or {}).get(name, name)] += [pair for found in matched for pair in found]
         rows += len(matched)
-    known = [found for found in pairs.values() if found]
-    if not known:
+    if not (known := [found for found in pairs.values() if found]):
         return None
     sizes = [len(found) for found in known]
     gains = [sum(later - earlier for earlier, later in found) for found in known]

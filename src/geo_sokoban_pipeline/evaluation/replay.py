@@ -85,8 +85,7 @@ class Replayer:
         for stored in episodes:
             if stored.status == "failed":
                 continue
-            known = rows.get(stored.task_id)
-            if known is None:
+            if (known := rows.get(stored.task_id)) is None:
                 found[stored.trajectory_id] = f"task_id {stored.task_id!r} is no prompt of this split"
             else:
                 # A problem may occur with several answers.
@@ -153,8 +152,7 @@ def _compare(stored: Trajectory, replayed: Trajectory) -> Iterator[str]:
     yield from _compare_turns(stored.turns, replayed.turns)
     yield from _compare_images(stored.images, replayed.images)
     for name in ("token_ids", "loss_mask"):
-        problem = _first_difference(getattr(stored, name), getattr(replayed, name))
-        if problem is not None:
+        if (problem := _first_difference(getattr(stored, name), getattr(replayed, name))) is not None:
             yield f"{name}, {problem}"
     for name in ("reward_parts", "metrics"):
         values, others = getattr(stored, name), getattr(replayed, name)

@@ -106,8 +106,7 @@ class ChatCodec:
     def decode_response(self, token_ids: np.ndarray | list[int]) -> str:
         """Text of a sampled span without its end token."""
         ids = tuple(map(int, token_ids))
-        known = self._decoded.get(ids)
-        if known is None:
+        if (known := self._decoded.get(ids)) is None:
             known = self._decoded[ids] = self.decode(list(ids[:-1] if ids[-1:] == (self.end_id,) else ids))
         return known
 
@@ -150,8 +149,7 @@ class ChatCodec:
 
     def _remember(self, key: Hashable, encode: Callable[[], np.ndarray]) -> np.ndarray:
         """Cached read-only ids: rendering and encoding a text are the most expensive part of an observation."""
-        known = self._encoded.get(key)
-        if known is None:
+        if (known := self._encoded.get(key)) is None:
             known = self._encoded[key] = encode()
             known.setflags(write=False)
         return known

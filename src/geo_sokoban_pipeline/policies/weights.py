@@ -313,8 +313,7 @@ def write_checkpoint(
         with TensorFile(folder / chosen[rank], {name: specs[name] for name in orders[rank]}, WEIGHT_METADATA) as file:
             for step in steps:
                 # All ranks have sent what the others need before anyone turns to the disk.
-                tensor = _collect_each(step, collect)
-                if tensor is not None:
+                if (tensor := _collect_each(step, collect)) is not None:
                     file.write(step[rank], tensor)
         written[chosen[rank]] = file.record
     return written

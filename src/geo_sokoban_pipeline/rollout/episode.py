@@ -271,8 +271,7 @@ class Episode:
         self._finish_reason = result.finish_reason
         if self.status == "failed":
             return
-        ended = self._ended_by(result)
-        if ended is not None and not self._rules.step_before_finish_check:
+        if (ended := self._ended_by(result)) is not None and not self._rules.step_before_finish_check:
             self.status = ended
             return
         began = time.perf_counter()
@@ -643,8 +642,7 @@ def check_environment(env: Any, name: str) -> None:
     Raises:
         ValueError: a method is missing; the message names it.
     """
-    missing = [method for method in _ENV_METHODS if not callable(getattr(env, method, None))]
-    if missing:
+    if missing := [method for method in _ENV_METHODS if not callable(getattr(env, method, None))]:
         raise ValueError(
             f"env.factory={name}: must return an environment with {', '.join(_ENV_METHODS)}; it returned "
             f"{type_name(env)} without {', '.join(missing)}"
@@ -718,8 +716,7 @@ def close_environment(env: Any, episode: str, calls: EnvCalls | None = None) -> 
 def _finite(source: str, values: Mapping[str, Any]) -> dict[str, float]:
     numbers = {}
     for name, value in values.items():
-        number = _number(value)
-        if number is None:
+        if (number := _number(value)) is None:
             raise ValueError(f"{source}: {name!r} must be a number; it is {type_name(value)}")
         if not math.isfinite(number):
             raise ValueError(f"{source} gave {name}={number}; numbers must be finite.")

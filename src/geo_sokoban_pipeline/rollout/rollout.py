@@ -166,8 +166,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             done = [group for group in groups.values() if not any(episode.is_pending for episode in group)]
             if len(done) > complete:
                 complete = len(done)
-                stopping = enough(finish([episode for group in done for episode in group]))
-                if stopping:
+                if stopping := enough(finish([episode for group in done for episode in group])):
                     engine.abort([episode.id for episode in episodes if episode.is_pending])
         began = time.perf_counter()
 

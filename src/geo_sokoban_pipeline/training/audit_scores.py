@@ -111,8 +111,7 @@ class _EntryScores:
 
     def add(self, version: int, weights: _StoredWeights) -> None:
         """Score this version's share of the episodes."""
-        episodes = self._choose(version)
-        if not episodes:
+        if not (episodes := self._choose(version)):
             return
         scores = weights.score(version, episodes, version)
         codec = weights.load(version).codec
@@ -140,8 +139,7 @@ class _EntryScores:
                 for one in scores
                 if (gap := float(np.abs(one.gaps).mean())) > _ONE_EPISODE * self.tolerance
             ]
-        effects = [one.image_effects for one in scores if one.image_effects is not None]
-        if effects:
+        if effects := [one.image_effects for one in scores if one.image_effects is not None]:
             self.shown += len(effects)
             effect = float(np.abs(np.concatenate(effects)).mean())
             line = f"version {version}: blank images change a token's log-prob by {effect:.2g} nats on average"

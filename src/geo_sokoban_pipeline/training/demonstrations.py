@@ -71,8 +71,7 @@ class Demonstrator:
         """
         generator = python_generator(self._seed, "demonstration", self._purpose, number)
         for _ in range(_MOST_TRIES):
-            sample = self._try_episode(generator)
-            if sample is not None:
+            if (sample := self._try_episode(generator)) is not None:
                 return sample
         raise RuntimeError(
             f"warm_start.teacher.name={self._expert.name} gave no usable demonstration in {_MOST_TRIES} "

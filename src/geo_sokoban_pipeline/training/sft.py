@@ -141,8 +141,7 @@ class _Validator:
         return row
 
     def _solve_rates(self, backend: TrainBackend, step: int) -> dict[str, float]:
-        takes_turns = self._options.rollout.takes_turns
-        if takes_turns:
+        if takes_turns := self._options.rollout.takes_turns:
             backend.offload()
         launcher = None if self._workers is None else self._workers.launcher
         with closing(build_engine(self._policy, self._options.rollout, launcher)) as engine:

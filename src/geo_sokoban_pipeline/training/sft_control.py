@@ -214,8 +214,7 @@ def repeat_prompts(prompts: Rows, times: Mapping[str, int], task: Task) -> list[
     by_key: dict[str, dict[str, Any]] = {}
     for row in prompts:
         by_key.setdefault(task.key_of(row), row)
-    unknown = sorted(set(times) - set(by_key))
-    if unknown:
+    if unknown := sorted(set(times) - set(by_key)):
         raise ControlError(
             f"{len(unknown)} {task.words.units} of the source run are not in {task.name}.prompts (first: "
             f"{unknown[0]}): the data have been made with other settings since. Make them with the run's settings."

@@ -294,8 +294,7 @@ class WorkerGroup:
         if seconds > SAID and not self._has_said:
             self._has_said = True
             logger.warning("%s: no rank has got on for %.0f s", method, seconds)
-        limit = self.options.rank_timeout
-        if limit is not None and seconds > limit:
+        if (limit := self.options.rank_timeout) is not None and seconds > limit:
             silent = [watch.handle.title for watch in waited if watch.silence > limit]
             which = ", ".join(silent or [watch.handle.title for watch in waited])
             raise WorkerHangs(f"{which}: {method} has not got on for {limit:g} s (rank_timeout).")

@@ -174,8 +174,7 @@ def build_index(table: pa.Table, place: Place, find_task: FindTask) -> pa.Table:
     count = table.num_rows
     columns = {name: one_array(table, name) for name in NEEDED}
     made: dict[str, Any] = {name: columns[name] for name in _COPIED}
-    thinning = read_thinning(table.schema)
-    if thinning is None or thinning.tokens:
+    if (thinning := read_thinning(table.schema)) is None or thinning.tokens:
         made |= _measure_tokens(columns)
     else:  # a measure that the file was not thinned with is not known
         made |= {name: pa.nulls(count, INDEX_SCHEMA.field(name).type) for name in _WIDEST} | dict(thinning.measures)
@@ -352,8 +351,7 @@ def _read_sampling(columns: Mapping[str, pa.Array], name: str, unknown: Any) -> 
 
 def _find_collapse(answers: Sequence[str | None], columns: Mapping[str, pa.Array]) -> list[int]:
     """Rows of unsolved episodes whose answer is that of at least half of all answered ones, over several prompts."""
-    counts = Counter(answer for answer in answers if answer is not None)
-    if not counts:
+    if not (counts := Counter(answer for answer in answers if answer is not None)):
         return []
     answer, most = counts.most_common(1)[0]
     rows = [row for row, given in enumerate(answers) if given == answer]
@@ -407,8 +405,7 @@ def find_episodes(index: pa.Table, options: ScorePipelineOptions) -> pa.Table:
         NoEpisodesError: there is none, an id is unknown, or a condition cannot be understood.
     """
     index = index.combine_chunks()
-    unknown = sorted(set(options.ids) - set(index["trajectory_id"].to_pylist()))
-    if unknown:
+    if unknown := sorted(set(options.ids) - set(index["trajectory_id"].to_pylist())):
         raise NoEpisodesError(f"ids: there is no episode {unknown[0]!r} in this run; the index lists all of them.")
     conditions = [
         pc.greater(index["response_tokens"], 0),
@@ -436,8 +433,7 @@ def find_episodes(index: pa.Table, options: ScorePipelineOptions) -> pa.Table:
 def _read_filter(conditions: Sequence[tuple[str, str, Any]]) -> Any:
     """Arrow expression of conditions; see `find_episodes`."""
     shown = [list(one) for one in conditions]
-    unknown = [name for name, _, _ in conditions if name not in INDEX_SCHEMA.names]
-    if unknown:
+    if unknown := [name for name, _, _ in conditions if name not in INDEX_SCHEMA.names]:
         names = ", ".join(INDEX_SCHEMA.names)
         raise NoEpisodesError(f"filter={shown}: the index has no column {unknown[0]}; it has {names}.")
     try:
@@ -611,8 +607,7 @@ def _read_kind(folder: Path, find_task: FindTask) -> list[pa.Table]:
 
 def _read_or_make(path: Path, find_task: FindTask) -> pa.Table:
     file = index_path(path)
-    index = _read(file)
-    if index is None:
+    if (index := _read(file)) is None:
         index = build_index(read_trajectories(path, NEEDED), Place.of(path), find_task)
         with suppress(OSError):  # a run that may only be read
             _write(file, index)

@@ -110,8 +110,7 @@ def refuse_thinned(files: Iterable[Path], doing: str, *, tokens: bool = False, g
         ThinnedError: a file does not.
     """
     for path in files:
-        thinning = read_thinning(pq.read_schema(path))
-        if thinning is None:
+        if (thinning := read_thinning(pq.read_schema(path))) is None:
             continue
         name = f"{path.parent.name}/{path.name}"
         if tokens and not thinning.tokens:

@@ -53,8 +53,7 @@ def tag_answer(episode: StoredEpisode) -> dict[str, int]:
 
 def last_answer(episode: StoredEpisode) -> str | None:
     """The last box of an episode, else its last scored answer, without spaces."""
-    found = extract_answer(assistant_text(said.text for said in episode.responses))
-    if found is None:
+    if (found := extract_answer(assistant_text(said.text for said in episode.responses))) is None:
         found = next((said.action for said in reversed(episode.responses) if said.action), None)
     return None if found is None else found.replace(" ", "") or None
 

@@ -238,8 +238,7 @@ logger = logging.getLogger(__name__)
 
 def read_ground_truth(sample: Mapping[str, Any]) -> str | None:
     """The reference of a row as text; None, with one warning per row, if it has none."""
-    text = label_text(sample.get("answer"))
-    if not text:
+    if not (text := label_text(sample.get("answer"))):
         _warn(str(sample.get("id")))
     return text or None
 
@@ -686,8 +685,7 @@ def _split_key(row: IndexRow, leads: Mapping[str, str]) -> str:
 def _remaining_shares(shares: SplitShares, published: set[str]) -> SplitShares:
     """Shares of training and of the unpublished splits."""
     open_shares = {split: getattr(shares, split) for split in SPLITS if split == "train" or split not in published}
-    total = sum(open_shares.values())
-    if not total:
+    if not (total := sum(open_shares.values())):
         return SplitShares(train=1, validation=0, eval=0)
     return SplitShares(**{split: open_shares.get(split, 0) / total for split in SPLITS})
 
@@ -714,8 +712,7 @@ def _limit(rows: Sequence[IndexRow], counts: SplitCounts, seed: int) -> list[Ind
     left_out: set[str] = set()
     for split in SPLITS:
         members = [row["row_id"] for row in rows if row["split"] == split]
-        count = getattr(counts, split)
-        if count is not None and count < len(members):
+        if (count := getattr(counts, split)) is not None and count < len(members):
             left_out.update(sorted(members, key=lambda name: derive_seed(seed, "geo3k", "pick", name))[count:])
     return [{**row, "status": "left_out", "split": None} if row["row_id"] in left_out else row for row in rows]
 

@@ -259,8 +259,7 @@ class Geo3kEnv(SheetEnv):
             The grade of the call's answer, for which the step waits, if there is one.
         """
         self._sheet.prepare(self._sheet.text([*self._sheet.responses, text]))
-        call = self._read(text)
-        if call is None or not call.is_known or call.answer is None:
+        if (call := self._read(text)) is None or not call.is_known or call.answer is None:
             return []
         return [self._sheet.prepare(_boxed(call.answer))]
 

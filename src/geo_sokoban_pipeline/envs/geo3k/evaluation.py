@@ -124,8 +124,7 @@ def _describe_tools(records: Sequence[AnswerRecord]) -> dict[str, float | None]:
 
 
 def _describe_responses(records: Sequence[AnswerRecord]) -> dict[str, float | None] | None:
-    tokens = [record.tokens for record in records if record.tokens is not None]
-    if not tokens:
+    if not (tokens := [record.tokens for record in records if record.tokens is not None]):
         return None
     return {
         "tokens_mean": mean_of(tokens),

@@ -80,8 +80,7 @@ class GeometryExpert:
 
     def respond(self, env: Any, generator: random.Random) -> str | None:
         """The next response; None if there is no answer."""
-        option = self._choose(generator)
-        if option is None:
+        if (option := self._choose(generator)) is None:
             return None
         self._tried.add(option.label)
         lead = f"{option.working} " if self._working and option.working else ""

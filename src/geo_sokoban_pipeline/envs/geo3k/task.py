@@ -215,8 +215,7 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         expert = options.warm_start.teacher
         label = ExpertOptions(factory=EXPERT, name="solver")
         agents: dict[str, ExpertOptions] = {"label": label}
-        answers = Counter(str(row["answer"]) for row in training)
-        if answers:
+        if answers := Counter(str(row["answer"]) for row in training):
             # Of equally frequent ones the first in the alphabet: the order of the rows must not decide.
             most = min(answers, key=lambda answer: (-answers[answer], answer))
             args = {"answer": most, "tool_share": 0.0}

@@ -490,8 +490,7 @@ def codes_from_config(config: dict[str, Any]) -> tuple[int, int, bytes]:
         ValueError: a key is missing, a grid value or coordinate is out of range, a box or the player stands in a wall,
             or the stated grid_size or num_boxes contradicts the grid. The message names the key and the value.
     """
-    missing = [key for key in _STATE_KEYS if config.get(key) is None]
-    if missing:
+    if missing := [key for key in _STATE_KEYS if config.get(key) is None]:
         raise ValueError(f"env_config: {', '.join(missing)} missing; the level needs all of {', '.join(_STATE_KEYS)}")
     grid = [[int(value) for value in row] for row in config["initial_base_grid"]]
     _check_grid(grid)
@@ -517,8 +516,7 @@ def _check_grid(grid: list[list[int]]) -> None:
         raise ValueError(
             f"env_config: initial_base_grid has rows of {sorted({len(row) for row in grid})} cells; make them equal"
         )
-    unknown = {value for row in grid for value in row} - {WALL, FLOOR, TARGET}
-    if unknown:
+    if unknown := {value for row in grid for value in row} - {WALL, FLOOR, TARGET}:
         raise ValueError(
             f"env_config: initial_base_grid holds {sorted(unknown)}; only 0 (wall), 1 (floor), 2 (target) are known"
         )
@@ -640,8 +638,7 @@ class Board:
             rewards: what a blocked step, a step, and a box that comes onto or leaves a target are worth.
         """
         layout = self.layout
-        delta = layout.deltas.get(direction)
-        if delta is None:
+        if (delta := layout.deltas.get(direction)) is None:
             raise ValueError(f"direction={direction!r}: a move is one of {', '.join(DIRECTIONS)}")
         to = self.player_index + delta
         bit = 1 << to

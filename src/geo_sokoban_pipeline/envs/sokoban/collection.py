@@ -216,8 +216,7 @@ def _notes(gap: Sequence[str], last: bool) -> list[_Note]:
         if line[0] in ";:" or line.startswith("//"):
             kind, value = "remark", line.lstrip(";:/ ")
         # `; Title: X` means the same as `Title: X`.
-        found = _KEY.fullmatch(value)
-        if found:
+        if found := _KEY.fullmatch(value):
             kind, key, value = "key", found[1].lower(), found[2].strip()
             key = "title" if key == "name" else key
         if key == "comment" and (end := _end_of_comment(gap, start)) >= 0:

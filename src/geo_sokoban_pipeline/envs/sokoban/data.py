@@ -258,8 +258,7 @@ def find_grid(text: str) -> str:
     Raises:
         ValueError: there is no such block, or the text holds `<image>` already.
     """
-    found = OBSERVATION.search(text)
-    if found is None:
+    if (found := OBSERVATION.search(text)) is None:
         raise ValueError("prompt has no observation block ('[Current Observation]:', grid, 'Decide the next action:')")
     if PLACEHOLDER in text:
         raise ValueError(f"prompt holds {PLACEHOLDER} beside a text grid; it must be one or the other")

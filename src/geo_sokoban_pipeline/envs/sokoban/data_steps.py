@@ -158,8 +158,7 @@ def _count(track: Track, levels: list[LevelRow]) -> Iterator[LevelRow]:
 def limit_note(raw_levels: pd.DataFrame, max_steps: int) -> str | None:
     """Levels that no policy can solve within the move limit; None if there are none."""
     known = raw_levels["solution_length"].dropna()
-    beyond = int((known > max_steps).sum())
-    if not beyond:
+    if not (beyond := int((known > max_steps).sum())):
         return None
     return (
         f"sokoban.max_steps={max_steps}: {beyond} of {len(raw_levels)} levels need more moves, the longest "

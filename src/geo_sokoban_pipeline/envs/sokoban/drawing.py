@@ -220,8 +220,7 @@ def play_moves(png: bytes, actions: Iterable[str]) -> bytes | None:
     Returns:
         PNG of the same size; None where the image is no board of ours or an action no move.
     """
-    found = read_board(png)
-    if found is None:
+    if (found := read_board(png)) is None:
         return None
     board, cell_px = found
     for action in actions:
@@ -240,10 +239,9 @@ def read_board(png: bytes) -> tuple[Board, int] | None:
         pixels = np.asarray(image.convert("RGB"))
     height, width = pixels.shape[:2]
     for cell_px in range(MIN_CELL_PX, min(height, width) // 3 + 1):
-        if height % cell_px == 0 and width % cell_px == 0:
-            codes = _read_cells(pixels, cell_px)
-            if codes is not None:
-                return Board.from_codes(height // cell_px, width // cell_px, codes), cell_px
+        fits = height % cell_px == 0 and width % cell_px == 0
+        if fits and (codes := _read_cells(pixels, cell_px)) is not None:
+            return Board.from_codes(height // cell_px, width // cell_px, codes), cell_px
     return None
 
 
@@ -252,8 +250,7 @@ _CONTENTS = ("wall", "floor", "target", "box on target", "box", "player", "playe
 
 def board_cells(png: bytes) -> list[ImagePart]:
     """The cells of a board's image, row by row; [] where the image is no board of ours."""
-    found = read_board(png)
-    if found is None:
+    if (found := read_board(png)) is None:
         return []
     board, size = found
     places = (divmod(at, board.width) for at in range(board.width * board.height))

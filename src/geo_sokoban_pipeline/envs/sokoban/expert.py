@@ -163,8 +163,7 @@ class SokobanExpert:
         board: Board = env.board
         chosen: list[str] = []
         while len(chosen) < self._moves and not board.is_solved:
-            action = self._choose(board, generator)
-            if action is None:
+            if (action := self._choose(board, generator)) is None:
                 break
             chosen.append(action.capitalize())
             board = board.move(action).board

@@ -75,8 +75,7 @@ def check_yields(options: SokobanDataOptions) -> list[Check]:
     """Whether generated counts are possible; `skipped` for sources that are read or settings too large to count."""
     if options.source != "generate":
         return [Check(_GROUP, "counts", "skipped", "known once the source is read as a whole")]
-    yields = split_yields(options)
-    if yields is None:
+    if (yields := split_yields(options)) is None:
         return [Check(_GROUP, "counts", "skipped", "the setting holds too many levels to count them")]
     short = [split for split, there in yields.items() if there < (getattr(options.counts, split) or 0)]
     if not short:
@@ -181,8 +180,7 @@ def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> li
     if not rows:
         return differs
     first = rows[0]
-    missing = [name for name in _COLUMNS if first.get(name) is None]
-    if missing:
+    if missing := [name for name in _COLUMNS if first.get(name) is None]:
         return [*differs, f"no {', '.join(missing)} in its rows"]
     lengths = (row.get("solution_length") for row in rows)
     known = [length for length in lengths if isinstance(length, int)]

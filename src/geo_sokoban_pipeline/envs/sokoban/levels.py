@@ -117,8 +117,7 @@ class LevelSetting:
 def _as_layouts(layouts: Iterable[Layout | Board] | None, height: int, width: int) -> tuple[Layout, ...] | None:
     if layouts is None:
         return None
-    chosen = tuple(item.layout if isinstance(item, Board) else item for item in layouts)
-    if not chosen:
+    if not (chosen := tuple(item.layout if isinstance(item, Board) else item for item in layouts)):
         raise ValueError("layouts=[]: no walls to draw levels on; give at least one layout, or None for random walls")
     for layout in chosen:
         if sorted((layout.height, layout.width)) != sorted((height, width)):
@@ -280,8 +279,7 @@ def pulled_board(layout: Layout, boxes: int, generator: random.Random) -> Board 
     state: State = (target_mask, player)
     seen, last = {target_mask}, -1
     for _ in range(generator.randint(3 * boxes, 12 * boxes)):
-        choices = [pull for pull in pulls(layout, state) if pull[0][0] not in seen]
-        if not choices:
+        if not (choices := [pull for pull in pulls(layout, state) if pull[0][0] not in seen]):
             break
         same = [pull for pull in choices if pull[1] == last]
         state, _, last = generator.choice(same if same and generator.random() < _SAME_BOX_SHARE else choices)
@@ -321,8 +319,7 @@ def pulled_level(
         (level, its fewest moves), or (None, fewest moves of what was found) where that is too short, 0 beyond the
         search limit.
     """
-    board = pulled_board(layout, boxes, generator)
-    if board is None:
+    if (board := pulled_board(layout, boxes, generator)) is None:
         return None, 0
     try:
         solution = solve(board, max_states)
@@ -420,8 +417,7 @@ def generate_levels(
     levels: list[Level] = []
     for index in range(count):
         wanted = lengths[index % len(lengths)] if lengths else None
-        level = source.draw(index, wanted)
-        if level is not None:
+        if (level := source.draw(index, wanted)) is not None:
             levels.append(level)
         elif not return_fewer:
             raise LevelsExhaustedError(source.explain(count, levels, wanted), levels, source.largest)

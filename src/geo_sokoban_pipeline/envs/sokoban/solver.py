@@ -95,8 +95,7 @@ class _Search:
 
     def bound(self, boxes: int) -> int:
         """Pushes that these boxes need at least, each with a target of its own; `INFINITE` if that is impossible."""
-        found = self.bounds.get(boxes)
-        if found is None:
+        if (found := self.bounds.get(boxes)) is None:
             found = smallest_matching([self.table.pushes[box] for box in bits(boxes)])
             self.bounds[boxes] = found
         return found

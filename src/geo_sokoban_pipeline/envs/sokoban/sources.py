@@ -60,8 +60,7 @@ def generate_rows(options: SokobanDataOptions) -> tuple[list[tuple[LevelRow, str
         LevelsExhaustedError: a split's count is above what the setting yields; the message says how many that is.
     """
     counts = _counts(options)
-    layouts = known_layouts(options)
-    if layouts is None:
+    if (layouts := known_layouts(options)) is None:
         drawn, rule = _from_random_layouts(options, counts)
     elif len(layouts) < len([split for split in SPLITS if counts[split]]):
         drawn, rule = _by_level(options, counts, layouts), "level"
@@ -243,8 +242,7 @@ def split_yields(options: SokobanDataOptions) -> dict[str, int] | None:
 
     Where there are fewer layouts than splits, all splits share the levels of all layouts.
     """
-    layouts = _countable_layouts(options)
-    if layouts is None:
+    if (layouts := _countable_layouts(options)) is None:
         return None
     if len(layouts) < len(wanted_splits(options.shares)):
         return dict.fromkeys(SPLITS, sum(_count_levels(options, layouts).values()))

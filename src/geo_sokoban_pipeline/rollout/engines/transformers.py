@@ -288,8 +288,7 @@ class SlotManager:
     def release(self, ids: Iterable[int]) -> None:
         """Free the rows of conversations. Unknown ids are ignored."""
         for identity in ids:
-            slot = self.slots.pop(identity, None)
-            if slot is not None and slot.row >= 0:
+            if (slot := self.slots.pop(identity, None)) is not None and slot.row >= 0:
                 self._owners[slot.row] = None
                 self.cache.lengths[slot.row] = 0
 
@@ -320,8 +319,7 @@ class SlotManager:
         for a, b in zip(first, second, strict=True):
             self._owners[a], self._owners[b] = self._owners[b], self._owners[a]
             for row in (a, b):
-                owner = self._owners[row]
-                if owner is not None:
+                if (owner := self._owners[row]) is not None:
                     self.slots[owner].row = row
 
 
@@ -462,8 +460,7 @@ class TransformersEngine:
         if self._answered:
             answered, self._answered = self._answered, []
             return answered
-        batch = self._admit()
-        if not batch:
+        if not (batch := self._admit()):
             return []
         with self.policy.computing(), sdpa_kernel(_ATTENTION):
             self._encode_images(batch)
@@ -528,8 +525,7 @@ class TransformersEngine:
         batch: list[Slot] = []
         waiting: list[Request] = []
         for request in self._queue:
-            slot = slots.slots.get(request.id)
-            if slot is not None and not slot.is_continued_by(request):
+            if (slot := slots.slots.get(request.id)) is not None and not slot.is_continued_by(request):
                 slots.release([request.id])
                 slot = None
             if slot is None and slots.free == 0:

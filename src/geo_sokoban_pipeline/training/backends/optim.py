@@ -57,8 +57,7 @@ class Muon(torch.optim.Optimizer):
 
     def _direction(self, parameter: Tensor) -> Tensor:
         """Nesterov's momentum of a parameter's gradients."""
-        state = self.state[parameter]
-        if not state:
+        if not (state := self.state[parameter]):
             state["momentum"] = torch.zeros_like(parameter)
         return torch.lerp(parameter.grad, state["momentum"].lerp_(parameter.grad, 1 - _MOMENTUM), _MOMENTUM)
 
@@ -71,8 +70,7 @@ class Muon(torch.optim.Optimizer):
 
     def _orthogonalise(self, directions: Sequence[Tensor]) -> Iterable[tuple[int, Tensor]]:
         """Index of each matrix, and its update."""
-        shards = [direction for direction in directions if isinstance(direction, DTensor)]
-        if shards:
+        if shards := [direction for direction in directions if isinstance(direction, DTensor)]:
             return map_matrices(orthogonalise, shards)
         if self._group is None:
             return enumerate(map(orthogonalise, directions))

@@ -42,8 +42,7 @@ def build_rank(
         assert group is not None
         limit_heap(PART_THRESHOLD)
         return MegatronBackend(policy, options, temperature, group, megatron)
-    mesh = _mesh_of(group, sharding, replicas)
-    if mesh is not None:
+    if (mesh := _mesh_of(group, sharding, replicas)) is not None:
         limit_heap(PART_THRESHOLD)
     return TorchBackend(policy, options, temperature, group, mesh)
 
@@ -95,8 +94,7 @@ def build_rank_scorer(
         passes = build_parallel_pass(load_empty(chosen, folder), options, temperature, group, megatron)
         return ReferenceScorer(passes)
     setting = PassSetting.of(options, temperature)
-    mesh = _mesh_of(group, sharding, replicas)
-    if mesh is not None:
+    if (mesh := _mesh_of(group, sharding, replicas)) is not None:
         held = shard_policy(load_empty(chosen, folder), mesh, is_trained=False)
         return ReferenceScorer(GradientPass(held, setting, group, device_of_mesh(mesh)))
     policy = load_as(chosen, folder)

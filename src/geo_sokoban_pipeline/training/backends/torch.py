@@ -399,8 +399,7 @@ class GradientPass:
     ) -> None:
         self.policy, self.setting = policy, setting
         self._ranks = ranks
-        dropout = getattr(policy.model.config.text_config, "attention_dropout", 0.0)
-        if dropout:
+        if dropout := getattr(policy.model.config.text_config, "attention_dropout", 0.0):
             raise ValueError(
                 f"attention_dropout={dropout} in the model's config.json: equal runs would drop other values, and so "
                 "would the two passes of gradient checkpointing. Set it to 0.0 there."

@@ -208,8 +208,7 @@ def lay_out_free(figure: Figure, generator: random.Random, scale: float, *, upri
         None if labels find no room in several orientations.
     """
     for _ in range(_ORIENTATIONS):
-        placed = _try_orientation(figure, generator, scale, upright)
-        if placed is not None:
+        if (placed := _try_orientation(figure, generator, scale, upright)) is not None:
             return placed
     return None
 
@@ -230,8 +229,7 @@ def _try_orientation(figure: Figure, generator: random.Random, scale: float, upr
     wanted = (generator.uniform(*_WIDTHS) * scale, generator.uniform(*_HEIGHTS) * scale)
     factor = min(wanted[0] / max(right - left, 1e-9), wanted[1] / max(bottom - top, 1e-9))
     drawn = figure.mapped(lambda point: turned(point) * factor, factor)
-    pens = place_labels(drawn, font_size, line_width)
-    if pens is None:
+    if (pens := place_labels(drawn, font_size, line_width)) is None:
         return None
     return _cut_to_fit(drawn, pens, font_size, line_width, round(_MARGIN * scale))
 

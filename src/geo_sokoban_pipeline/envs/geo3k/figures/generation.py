@@ -124,8 +124,7 @@ def _draw(
         key = problem_key(family, sketch.numbers)
         if key in given:
             continue
-        layout = lay_out(sketch, difficulty, generator, options)
-        if layout is None:
+        if (layout := lay_out(sketch, difficulty, generator, options)) is None:
             continue
         given.add(key)
         return Problem(

@@ -149,8 +149,7 @@ def similar_triangles(generator: random.Random, difficulty: Difficulty) -> Sketc
     numbers: Numbers = (("base", base), ("side", side), ("small", small))
     if difficulty == "hard":
         x = generator.randint(2, 12)
-        written = linear_for(generator, int(unknown), x, factors=(1, 4))
-        if written is None:
+        if (written := linear_for(generator, int(unknown), x, factors=(1, 4))) is None:
             return similar_triangles(generator, difficulty)
         text, value = str(written), exact(x)
         numbers = (*numbers, ("p", written.factor), ("q", written.constant))

@@ -378,8 +378,7 @@ def server_command(
     }
     words = [str(_interpreter(options)), "-m", "sglang.launch_server"]
     words += [str(word) for name, value in flags.items() if value is not None for word in (name, value)]
-    sizes = options.cuda_graph_batch_sizes
-    if sizes:
+    if sizes := options.cuda_graph_batch_sizes:
         words += ["--cuda-graph-bs-decode", *map(str, sizes)]
     switches = {
         "--disable-cuda-graph": sizes is not None and not sizes,

@@ -305,8 +305,7 @@ class _Base64Writer:
             if len(self._rest) < 3:
                 return count
             self._pieces.append(base64.b64encode(self._rest))
-        end = len(view) - len(view) % 3
-        if end:
+        if end := len(view) - len(view) % 3:
             self._pieces.append(base64.b64encode(view[:end]))
         self._rest = bytes(view[end:])
         return count

@@ -171,8 +171,7 @@ def read_response(body: Any, request: Request, limits: ModelLimits) -> Response:
 def _check_tokens(ids: np.ndarray, log_probs: np.ndarray, limits: ModelLimits) -> None:
     if len(ids) and (ids.min() < 0 or ids.max() >= limits.size):
         raise BadResponse(f"the response has token {int(ids.max())} of a vocabulary of {limits.size}")
-    banned = limits.banned.intersection(ids.tolist())
-    if banned:
+    if banned := limits.banned.intersection(ids.tolist()):
         raise BadResponse(f"the response has the banned tokens {sorted(banned)}")
     if not np.isfinite(log_probs).all() or (log_probs > _LOG_PROB_TOLERANCE).any():
         raise BadResponse("the response has log-probs that are above 0 or not finite")
@@ -197,8 +196,7 @@ def _read_reason(kind: object, matched: object, ids: np.ndarray, room: int, limi
 
 
 def _read_spans(meta: Mapping[str, Any], count: int) -> tuple[tuple[str, int, int], ...]:
-    given = meta.get("weight_versions")
-    if not given:
+    if not (given := meta.get("weight_versions")):
         return ((str(meta["weight_version"]), 0, count),) if count else ()
     spans = tuple((str(s["version"]), int(s["start"]), int(s["end"])) for s in given if s["end"] > s["start"])
     edges = [0, *(end for _, _, end in spans)]

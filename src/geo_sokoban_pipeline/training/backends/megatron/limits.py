@@ -32,8 +32,7 @@ def find_obstacles(text: Mapping[str, Any], options: MegatronOptions, processes:
         ("vocab_size", "rows of the vocabulary"),
         ("intermediate_size", "numbers within an MLP"),
     ):
-        count = text.get(key)
-        if count is not None and count % ranks:
+        if (count := text.get(key)) is not None and count % ranks:
             fitting = max(size for size in range(1, ranks) if count % size == 0)
             found.append(
                 f"with megatron.tensor_parallel={ranks}: it does not divide the model's {count} {what}; take {fitting}"
@@ -55,6 +54,5 @@ def check_limits(text: Mapping[str, Any], options: MegatronOptions, processes: i
     Raises:
         ValueError: it cannot.
     """
-    obstacles = find_obstacles(text, options, processes)
-    if obstacles:
+    if obstacles := find_obstacles(text, options, processes):
         raise ValueError("\n".join(obstacles))
