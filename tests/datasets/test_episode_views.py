@@ -19,7 +19,7 @@ from kedro.io import DataCatalog, DatasetError
 
 from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset, TrajectoriesFrameDataset
-from geo_sokoban_pipeline.datasets.episode_views import object_bytes
+from geo_sokoban_pipeline.datasets.views import object_bytes
 from geo_sokoban_pipeline.trajectories.index import INDEX_SCHEMA
 from geo_sokoban_pipeline.trajectories.parquet import name_parts
 from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA

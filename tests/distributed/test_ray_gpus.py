@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError, connected
 from geo_sokoban_pipeline.distributed.ray_process import start_ray_processes
 from geo_sokoban_pipeline.distributed.ray_servers import RayServer, RayServers
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.training.ray_group import servers_alone
+from geo_sokoban_pipeline.training.worker_group import servers_alone
 from rank_jobs import close
 from ray_cluster import RayCluster, wait_until
 from task_options import TrainOptions

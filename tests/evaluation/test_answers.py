@@ -16,9 +16,8 @@ from geo_sokoban_pipeline.envs.geo3k.evaluation import (
 )
 from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
 from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, cluster_interval
-from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
-from geo_sokoban_pipeline.evaluation.summary import image_ablations, shuffle_images
+from geo_sokoban_pipeline.evaluation.summary import evaluate_baselines, image_ablations, shuffle_images
 from geo_sokoban_pipeline.formats import write_rate
 from geo_sokoban_pipeline.reporting.report_tables import columns_of, read_evaluation
 from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions

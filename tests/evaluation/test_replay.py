@@ -11,8 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
-from geo_sokoban_pipeline.evaluation.regrading import regrade_episodes
-from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
+from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key, regrade_episodes
 from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, assistant_turns, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.envs.sokoban.task import BASELINES, SOKOBAN
-from geo_sokoban_pipeline.evaluation.baselines import evaluate_baseline
-from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
+from geo_sokoban_pipeline.evaluation.summary import evaluate_baseline, evaluate_policies
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, identify_policy, link_policy, write_policy

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
-from geo_sokoban_pipeline.policies.experts import mix_experts
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy, store_in_compute_type
+from geo_sokoban_pipeline.policies.qwen3_vl import mix_experts
 from geo_sokoban_pipeline.policies.weights import check_orientation
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend

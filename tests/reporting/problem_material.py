@@ -21,8 +21,8 @@ from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prom
 from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
 from geo_sokoban_pipeline.envs.geo3k.evaluation import record_answer
 from geo_sokoban_pipeline.envs.images import encode_png, read_data_uri
-from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.rollouts import read_finished, summary_row
+from geo_sokoban_pipeline.evaluation.summary import evaluate_baselines
 from geo_sokoban_pipeline.grpo import group_advantages
 from geo_sokoban_pipeline.reporting.report import ReportInputs
 from geo_sokoban_pipeline.tasks import task_of

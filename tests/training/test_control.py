@@ -16,8 +16,7 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.sft import run_sft
-from geo_sokoban_pipeline.training.sft_control import (
+from geo_sokoban_pipeline.training.sft import (
     Budget,
     ControlError,
     check_source,
@@ -27,6 +26,7 @@ from geo_sokoban_pipeline.training.sft_control import (
     grpo_cpu_seconds,
     plan_budget,
     repeat_prompts,
+    run_sft,
     time_steps,
 )
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories

@@ -22,8 +22,7 @@ from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.training import rollout_workers, sft, worker_group
-from geo_sokoban_pipeline.training.ray_group import OwnCode, sizes
-from geo_sokoban_pipeline.training.worker_group import WorkerGroup
+from geo_sokoban_pipeline.training.worker_group import OwnCode, WorkerGroup, sizes
 from task_options import TrainOptions
 
 pytestmark = pytest.mark.xdist_group("ranks")

@@ -18,9 +18,8 @@ import torch
 
 from coins import rows_of
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.evaluation.baselines import evaluate_baseline
 from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts, validate_policy
-from geo_sokoban_pipeline.evaluation.summary import shuffle_images
+from geo_sokoban_pipeline.evaluation.summary import evaluate_baseline, shuffle_images
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy

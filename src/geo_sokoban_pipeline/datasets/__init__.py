@@ -1,6 +1,5 @@
 """Kedro datasets of this project; each class is a thin face of a store that works without Kedro."""
 
-from geo_sokoban_pipeline.datasets.episode_views import EpisodesDataset, TrajectoriesFrameDataset
 from geo_sokoban_pipeline.datasets.files import (
     ExportDataset,
     JsonFileDataset,
@@ -15,7 +14,14 @@ from geo_sokoban_pipeline.datasets.iterations import (
     TrajectoriesDataset,
 )
 from geo_sokoban_pipeline.datasets.tables import PromptsDataset, TablePartsDataset
-from geo_sokoban_pipeline.datasets.views import FolderDataset, ResumableDataset, RunsDataset, SourceDataset
+from geo_sokoban_pipeline.datasets.views import (
+    EpisodesDataset,
+    FolderDataset,
+    ResumableDataset,
+    RunsDataset,
+    SourceDataset,
+    TrajectoriesFrameDataset,
+)
 from geo_sokoban_pipeline.runs.storage import StorageError
 
 __all__ = [

@@ -14,7 +14,7 @@ from kedro.io import DatasetError
 from kedro.utils import load_obj
 from kedro_datasets.json import JSONDataset
 
-from geo_sokoban_pipeline.datasets.base import PathDataset
+from geo_sokoban_pipeline.datasets.iterations import PathDataset
 from geo_sokoban_pipeline.datasets.tables import TaskData, with_data_id
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, open_policy, write_policy

@@ -12,14 +12,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from inspect import unwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import pyarrow.parquet as pq
-from kedro.io import DatasetError
+from kedro.io import AbstractDataset, DatasetError
 from kedro.utils import load_obj
 
-from geo_sokoban_pipeline.datasets.base import PathDataset
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
@@ -71,6 +71,42 @@ def partition_order(partition: str) -> tuple[int, int]:
     """Sort key of a partition id: iteration, then part."""
     match = _PARTITION.fullmatch(partition)
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+
+
+Saved = TypeVar("Saved")
+Loaded = TypeVar("Loaded")
+
+
+class PathDataset(AbstractDataset[Saved, Loaded]):
+    """Base of the datasets at one path.
+
+    Args:
+        path: file or folder; it need not be there.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(path)
+        self.metadata = metadata
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        # Kedro notes the arguments by the signature (`kedro catalog resolve-patterns`), which its own wrapper hides.
+        cls.__init__ = unwrap(cls.__init__)  # type: ignore[method-assign]
+        super().__init_subclass__(**options)
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": self._path.as_posix()}
+
+
+class ReadOnlyDataset(PathDataset[None, Loaded]):
+    """Base of views on the output of another entry, another run or a hook."""
+
+    def save(self, data: None) -> None:
+        """Refused."""
+        raise DatasetError(f"{self} is written by another entry or by a hook; this one only reads")
+
+    def _exists(self) -> bool:
+        return True
 
 
 class IterationPartitions(PathDataset[dict[str, Any], Any]):

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 from kedro.io import DatasetError
 from kedro.utils import load_obj
 
-from geo_sokoban_pipeline.datasets.base import PathDataset
-from geo_sokoban_pipeline.datasets.iterations import IterationPartitions
+from geo_sokoban_pipeline.datasets.iterations import IterationPartitions, PathDataset
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.row_stream import RowStream, stored_rows, write_rows
 from geo_sokoban_pipeline.runs.storage import explain_storage_errors, file_digest, write_atomic, write_once

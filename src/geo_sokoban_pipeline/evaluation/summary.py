@@ -1,4 +1,7 @@
-"""Evaluation summary: policies and baselines side by side on the same held-out prompts."""
+"""Evaluation summary: policies and baselines side by side on the same held-out prompts.
+
+Baselines are agents without a policy, run with the same environment, reward and turn limit.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,32 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.base import Task, make_expert
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, Rows
+from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.report import FIRST_SHUFFLED, SHUFFLED
-from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.metrics import PairedTest, Successes, paired_test
 from geo_sokoban_pipeline.evaluation.rollouts import read_finished, rollout_prompts, summary_row
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.rollout.episode import (
+    EpisodeResult,
+    begin_reward,
+    check_reward,
+    check_step,
+    close_environment,
+    finalize_environment,
+)
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows
+from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, identify_policy
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
@@ -31,7 +45,6 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
 
 logger = logging.getLogger(__name__)
-Rows = Sequence[dict[str, Any]]
 
 
 def evaluate_policies(
@@ -238,3 +251,69 @@ def _evaluate_policy(
 def _describe_change(test: PairedTest | None) -> dict[str, Any] | None:
     """Effect of an image ablation on the same prompts, as an entry of its row."""
     return None if test is None else {name: getattr(test, name) for name in ("difference", "low", "high", "is_change")}
+
+
+def evaluate_baselines(prompts: Rows, training: Rows, options: TrainOptions, seed: int) -> list[dict[str, Any]]:
+    """Summary rows of the task's baselines, the warm start's expert among them.
+
+    Args:
+        training: training prompts, from which baselines count frequent answers.
+    """
+    task = task_of(options.task).evaluated_in(options.env.factory)
+    return [
+        summary_row(task, evaluate_baseline(agent, prompts, options, seed), policy=name, mode="-")
+        for name, agent in task.baselines(options, training).items()
+    ]
+
+
+def evaluate_baseline(
+    agent: ExpertOptions, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int
+) -> list[Any]:
+    """Run an agent on every prompt once, with the turn limit of a policy.
+
+    As for a policy, an episode that raises counts as not solved and has no return; the first error is logged.
+
+    Returns:
+        Records of the task.
+    """
+    build_env = load_object(options.env.factory, default_name="build_env")
+    reward = load_object(options.reward.function, default_name="reward")
+    task = task_of(options.task)
+    records: list[Any] = []
+    errors: list[str] = []
+    for row in prompts:
+        try:
+            finished = _run_episode(agent, row, build_env, reward, options, seed)
+        except Exception as error:  # an own environment or reward may raise anything; the other episodes count
+            errors.append(explain(error))
+            finished = FinishedEpisode(row, {}, None)
+        records.append(task.record(replace(finished, cluster=task.cluster_of(row))))
+    if errors:
+        logger.warning(
+            "%d of %d episodes of the baseline %s failed; first: %s", len(errors), len(prompts), agent.name, errors[0]
+        )
+    return records
+
+
+def _run_episode(
+    chosen: ExpertOptions, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int
+) -> FinishedEpisode:
+    generator = python_generator(seed, "baseline", chosen.name, str(row["id"]))
+    agent = make_expert(chosen, row)
+    env = build_env(row, options.env.args)
+    try:
+        env.reset()
+        infos: list[dict[str, Any]] = []
+        responses: list[str] = []
+        done = False
+        while not done and len(infos) < options.rollout.max_turns:
+            if (text := agent.respond(env, generator)) is None:
+                break
+            responses.append(text)
+            _, done, info = check_step(env.step(text), options.env.factory)
+            infos.append(info)
+        result = finalize_environment(env, EpisodeResult(row, "completed", responses, "", infos))
+        ret = check_reward(begin_reward(reward, result, options.reward.args)(), options.reward.function)["reward"]
+        return FinishedEpisode(row=row, metrics=result.metrics, ret=ret, responses=responses)
+    finally:
+        close_environment(env, f"the baseline {chosen.name} on {row['id']}")

@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+import transformers
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.chat import ChatCodec
@@ -79,7 +81,6 @@ class Policy:
         Args:
             caching: keep the weights in `compute` until the context ends; worth it where it covers several passes.
         """
-        import torch
 
         if self.compute is None:
             return nullcontext()
@@ -204,13 +205,11 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
         FileNotFoundError: configuration, weights, tokenizer or image processor is missing; the message names it.
         ValueError: not a Qwen3-VL model, or a mixture of experts with an ambiguous layout.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForImageTextToText
 
     _quieten_library()
     check_policy_files(folder)
-    check_orientation(AutoConfig.from_pretrained(folder))
-    model = AutoModelForImageTextToText.from_pretrained(
+    check_orientation(transformers.AutoConfig.from_pretrained(folder))
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention, use_safetensors=True
     )
     encoding = load_encoding(folder)
@@ -219,9 +218,8 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
 
 def load_encoding(folder: Path) -> Policy:
     """A policy folder without its model: tokenizer, chat template and image processor."""
-    from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for name in _NOTED_AT_LOADING:
         tokenizer.init_kwargs.pop(name, None)
     template = folder / "chat_template.jinja"
@@ -251,15 +249,13 @@ def load_empty(options: PolicyOptions, folder: Path) -> Policy:
     Raises:
         FileNotFoundError, ValueError: as `load_as`.
     """
-    import torch
-    from transformers import AutoConfig, GenerationConfig
 
     _quieten_library()
     check_policy_files(folder)
-    config = AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
     check_orientation(config)
     path = folder / "generation_config.json"
-    generation = GenerationConfig.from_pretrained(folder) if path.is_file() else None
+    generation = transformers.GenerationConfig.from_pretrained(folder) if path.is_file() else None
     model = empty_model(config, options.attention, getattr(torch, options.dtype), generation)
     freeze_parameters(model, options.freeze)
     encoding = load_encoding(folder)
@@ -276,11 +272,9 @@ def empty_model(config: Any, attention: str, dtype: Any, generation_config: Any 
         dtype: torch dtype of the parameters.
         generation_config: None: that of the model's configuration.
     """
-    import torch
-    from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(config, attn_implementation=attention, dtype=dtype)
+        model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation=attention, dtype=dtype)
     for module in model.modules():
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
@@ -298,7 +292,6 @@ def replace_weights(model: Any, make: Callable[[str, Any], Any]) -> None:
     Args:
         make: tensor in place of a parameter, by its first name.
     """
-    import torch
 
     made: dict[Any, Any] = {}
     for name, old in list(model.named_parameters(remove_duplicate=False)):
@@ -342,7 +335,6 @@ def use_types(policy: Policy) -> dict[str, Any]:
     Those of matrix products are in the compute type. Every pass would round them so: log-probs stay the same bit for
     bit. Norms, embeddings and routers, which no pass rounds, stay as they are.
     """
-    import torch
 
     types = {name: parameter.dtype for name, parameter in policy.model.named_parameters()}
     if policy.compute is None:
@@ -356,7 +348,6 @@ def use_types(policy: Policy) -> dict[str, Any]:
 
 def allocate_weights(policy: Policy, device: Any) -> None:
     """Give an empty policy memory for weights that it does not train, in the types of `use_types`."""
-    import torch
 
     types = use_types(policy)
     replace_weights(policy.model, lambda name, weight: torch.empty(weight.shape, dtype=types[name], device=device))
@@ -365,7 +356,6 @@ def allocate_weights(policy: Policy, device: Any) -> None:
 
 def device_of(options: PolicyOptions) -> str:
     """Device of a policy with these options: `cpu` or `cuda`."""
-    import torch
 
     if options.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -374,9 +364,7 @@ def device_of(options: PolicyOptions) -> str:
 
 def _quieten_library() -> None:
     """Switch off the progress bars of transformers, which would fill the log with a checkpoint per iteration."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def processor_values(processor: Any) -> dict[str, Any]:

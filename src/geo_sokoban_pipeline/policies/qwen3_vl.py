@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -27,8 +27,10 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 )
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
-from geo_sokoban_pipeline.policies.experts import mix_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VISION_BATCH_PATCHES = 16_384
 _PROBED_ROWS = 64
@@ -459,3 +461,32 @@ def _pick(states: Tensor, wanted: Tensor) -> Tensor:
     starts = torch.arange(len(states), device=wanted.device)[:, None] * states.shape[1]
     flat = states.reshape(-1, states.shape[-1]).index_select(0, (wanted + starts).reshape(-1))
     return flat.view(*wanted.shape, -1)
+
+
+def mix_experts(block: Any, hidden: Tensor) -> Tensor:
+    """Output of a layer's mixture of experts; without autocast it equals the library's bit for bit.
+
+    The library's router and experts do not follow autocast well: the router's product is rounded like any other, which
+    changes the choice of experts wherever two scores are close, and the experts are multiplied in the type of their
+    weights. Here the router computes in the type of its weights, and the experts in that of all other products.
+
+    Args:
+        block: `Qwen3VLMoeTextSparseMoeBlock`.
+        hidden: (B, L, hidden).
+
+    Returns:
+        (B, L, hidden) in the type of products.
+    """
+    import torch
+    from torch.func import functional_call
+
+    rows, device = hidden.flatten(0, 1), hidden.device.type
+    with torch.autocast(device, enabled=False):
+        _, shares, chosen = block.gate(rows.to(block.gate.weight.dtype))
+    if not torch.is_autocast_enabled(device):
+        mixed = block.experts(rows, chosen, shares)
+    else:
+        kind = torch.get_autocast_dtype(device)
+        rounded = {name: weight.to(kind) for name, weight in block.experts.named_parameters()}
+        mixed = functional_call(block.experts, rounded, (rows.to(kind), chosen, shares))
+    return mixed.view_as(hidden)

@@ -13,6 +13,8 @@ import math
 from typing import Any
 
 import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
@@ -57,8 +59,6 @@ def build_tokenizer(vocabulary: int = 384, texts: str | None = None) -> Qwen2Tok
     Returns:
         A stock `Qwen2Tokenizer` with Qwen's special tokens and the chat template; end token `<|im_end|>`.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
     trainable = Tokenizer(models.BPE())
     trainable.normalizer = normalizers.NFC()
     trainable.pre_tokenizer = pre_tokenizers.Sequence(
@@ -105,14 +105,12 @@ def build_tiny_policy(options: TinyPolicyOptions, seed: int) -> Policy:
         options: sizes of the language model and the vision tower.
         seed: seed of the weights; equal options and seed give equal weights.
     """
-    from transformers import Qwen3VLForConditionalGeneration
-
     tokenizer = build_tokenizer(options.vocabulary, options.texts)
     config = build_config(options, tokenizer)
     # transformers initialises from the global generator; the fork leaves its state outside unchanged.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "tiny policy"))
-        model = Qwen3VLForConditionalGeneration(config)
+        model = transformers.Qwen3VLForConditionalGeneration(config)
     model.config._attn_implementation = "sdpa"
     processor = build_image_processor(options.min_pixels, options.max_pixels)
     return Policy(model=model.float().eval(), tokenizer=tokenizer, image_processor=processor)
@@ -120,8 +118,6 @@ def build_tiny_policy(options: TinyPolicyOptions, seed: int) -> Policy:
 
 def build_config(options: TinyPolicyOptions, tokenizer: Any) -> Any:
     """`Qwen3VLConfig` of the options; the vocabulary is padded to a multiple of 64."""
-    from transformers import Qwen3VLConfig
-
     half = options.head_dim // 2
     height = width = half // 3
     rows = math.ceil(len(tokenizer) / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
@@ -170,4 +166,4 @@ def build_config(options: TinyPolicyOptions, tokenizer: Any) -> Any:
             ("vision_end", "<|vision_end|>"),
         )
     }
-    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **ids)
+    return transformers.Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **ids)

@@ -93,7 +93,7 @@ def check_prompts(members: Sequence[StudyRun]) -> None:
 
 
 def _describe_seed(member: StudyRun, controls: Sequence[StudyRun], record: Mapping[str, Any]) -> dict[str, Any]:
-    from geo_sokoban_pipeline.training.sft_control import grpo_cpu_seconds
+    from geo_sokoban_pipeline.training.sft import grpo_cpu_seconds
 
     source = SourceOptions(run=f"train_{member.task}", run_id=member.run_id)
     metrics = RunStore(member.root).metrics(source)
@@ -171,7 +171,7 @@ def sft_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
 
 def loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """The same for the loop, counted from its start; an iteration's validation uses the weights after it."""
-    from geo_sokoban_pipeline.training.sft_control import grpo_cpu_seconds
+    from geo_sokoban_pipeline.training.sft import grpo_cpu_seconds
 
     spent = accumulate(grpo_cpu_seconds([dict(row)]) for row in metrics)
     points = []

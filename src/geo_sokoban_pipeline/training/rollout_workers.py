@@ -43,9 +43,8 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Enough, Progress, RolloutFn, check_failures, load_rollout_fn, rollout
 from geo_sokoban_pipeline.runs.scratch import Scratch
-from geo_sokoban_pipeline.training.ray_group import RayStart
 from geo_sokoban_pipeline.training.worker import LostServer, WorkerSpec
-from geo_sokoban_pipeline.training.worker_group import WorkerGroup
+from geo_sokoban_pipeline.training.worker_group import RayStart, WorkerGroup
 from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import STUCK, EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
-from geo_sokoban_pipeline.training.backends.rank import build_rank, build_rank_scorer
+from geo_sokoban_pipeline.training.backends.torch import build_rank, build_rank_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
 from geo_sokoban_pipeline.training.runtime import collect_garbage, prepare_process
@@ -269,7 +269,7 @@ class Worker:
             tag: of their weights.
             places: where they are now.
         """
-        from geo_sokoban_pipeline.rollout.engines.sglang.following import FollowingEngine
+        from geo_sokoban_pipeline.rollout.engines.sglang.engine import FollowingEngine
 
         self._emit = emit
         with waiting():  # servers have limits of their own

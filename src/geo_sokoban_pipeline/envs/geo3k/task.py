@@ -226,13 +226,13 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
 
     def answer(self, episode: StoredEpisode) -> str | None:
         """The last box."""
-        from geo_sokoban_pipeline.envs.geo3k.answer_tags import last_answer
+        from geo_sokoban_pipeline.envs.geo3k.evaluation import last_answer
 
         return last_answer(episode)
 
     def tags(self, episode: StoredEpisode) -> dict[str, int]:
         """Malformed calls, no answer, hedges, the right rule with wrong arithmetic."""
-        from geo_sokoban_pipeline.envs.geo3k.answer_tags import tag_answer
+        from geo_sokoban_pipeline.envs.geo3k.evaluation import tag_answer
 
         return tag_answer(episode)
 

@@ -217,7 +217,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
 
     def tags(self, episode: StoredEpisode) -> dict[str, int]:
         """Deadlock, oscillation, walls, responses without a move, hedges."""
-        from geo_sokoban_pipeline.envs.sokoban.level_tags import tag_level
+        from geo_sokoban_pipeline.envs.sokoban.evaluation import tag_level
 
         return tag_level(episode)
 

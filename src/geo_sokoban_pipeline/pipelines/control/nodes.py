@@ -37,7 +37,7 @@ def plan_control(
 ) -> dict[str, Any]:
     """The CPU-seconds that the control may spend, and their inputs: the stored ones where nothing has changed."""
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.sft_control import (
+    from geo_sokoban_pipeline.training.sft import (
         check_source,
         control_options,
         grpo_cpu_seconds,
@@ -87,7 +87,7 @@ def continue_sft(
     """
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
+    from geo_sokoban_pipeline.training.sft import Budget, continue_warm_start, control_options
     from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group, restarting
 
     wanted = {**planned["fingerprint"], "control.steps": planned["budget"]["steps"]}
@@ -125,8 +125,8 @@ def evaluate_control(
 ) -> dict[str, Any]:
     """The control on the evaluation prompts, in the way of the run's own policies."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.ray_group import servers_alone
     from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.worker_group import servers_alone
 
     prepare_process(options.threads)
     with servers_alone(options) as (fitting, launcher):
@@ -146,7 +146,7 @@ def evaluate_control(
 def _prompts(
     episodes: Callable[[], list[Path]], control: ControlOptions, rows: list[dict[str, Any]], task: Task
 ) -> list[dict[str, Any]]:
-    from geo_sokoban_pipeline.training.sft_control import drawn_prompts, repeat_prompts
+    from geo_sokoban_pipeline.training.sft import drawn_prompts, repeat_prompts
 
     if control.imitate == "teacher":
         return rows

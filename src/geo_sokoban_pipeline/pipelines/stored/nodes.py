@@ -182,8 +182,8 @@ def evaluate_stored(
     from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
     from geo_sokoban_pipeline.runs.folders import RunStore
-    from geo_sokoban_pipeline.training.ray_group import servers_alone
     from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.worker_group import servers_alone
 
     source, training = options.source, read_rows(prompts)
     check_prompts(trained_on(), source, training, identity["id"])
@@ -217,8 +217,7 @@ def regrade_stored(
     """Grade all stored training episodes again with the reward and the advantages of the settings; one yield an
     iteration.
     """
-    from geo_sokoban_pipeline.evaluation.regrading import regrade_episodes
-    from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
+    from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key, regrade_episodes
     from geo_sokoban_pipeline.policies.policy import load_encoding
     from geo_sokoban_pipeline.tasks import task_of
     from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition, read_trajectories

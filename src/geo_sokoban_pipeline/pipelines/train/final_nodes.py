@@ -83,8 +83,8 @@ def evaluate_policies(
     """Policy before GRPO, final policy and baselines on the evaluation prompts."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
     from geo_sokoban_pipeline.formats import START
-    from geo_sokoban_pipeline.training.ray_group import servers_alone
     from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.worker_group import servers_alone
 
     prepare_process(options.threads)
     policies = {"warm_start" if options.warm_start.steps else START: policy, "final": final_policy}

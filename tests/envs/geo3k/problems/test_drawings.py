@@ -20,8 +20,8 @@ from geo_sokoban_pipeline.envs.geo3k.figures.drawing import (
     render_layout_png,
     touched,
 )
-from geo_sokoban_pipeline.envs.geo3k.figures.families import DIFFICULTIES, FAMILIES, draw_sketch, lay_out
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import Figure, Label, Stroke
+from geo_sokoban_pipeline.envs.geo3k.figures.generation import DIFFICULTIES, FAMILIES, draw_sketch, lay_out
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Sketch
 from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import TINY_FAMILIES, family_angles
 

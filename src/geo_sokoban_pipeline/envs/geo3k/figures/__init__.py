@@ -1,9 +1,9 @@
 """Generated geometry problems: seeded, exact, drawn to scale, no two alike."""
 
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import AnswerForm, ExactValue, answer_form, exact
-from geo_sokoban_pipeline.envs.geo3k.figures.families import family_names
 from geo_sokoban_pipeline.envs.geo3k.figures.generation import (
     ProblemsExhaustedError,
+    family_names,
     generate_problems,
     generate_splits,
 )

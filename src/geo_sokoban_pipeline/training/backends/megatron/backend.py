@@ -32,9 +32,8 @@ from geo_sokoban_pipeline.training.backends.megatron.language import (
     ParallelNetwork,
     VocabularyHead,
 )
-from geo_sokoban_pipeline.training.backends.megatron.layout import MegatronLayout
 from geo_sokoban_pipeline.training.backends.megatron.limits import check_limits
-from geo_sokoban_pipeline.training.backends.megatron.pieces import Weight, WeightTable
+from geo_sokoban_pipeline.training.backends.megatron.pieces import MegatronLayout, Weight, WeightTable
 from geo_sokoban_pipeline.training.backends.megatron.scores import score_split_states
 from geo_sokoban_pipeline.training.backends.optim import Muon, Optimizers, deal, orthogonalise
 from geo_sokoban_pipeline.training.backends.torch import OPTIMIZER, GradientPass, PassSetting, TorchBackend

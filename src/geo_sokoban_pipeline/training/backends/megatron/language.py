@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRMSNorm, Qwen3VLTextRotaryEmbedding
 
 from geo_sokoban_pipeline.policies.qwen3_vl import PolicyNetwork, VisionTower, attend, attention_bias
-from geo_sokoban_pipeline.training.backends.megatron.layout import MegatronLayout
+from geo_sokoban_pipeline.training.backends.megatron.pieces import MegatronLayout
 
 
 class ParallelModel(nn.Module):
