@@ -19,8 +19,9 @@ from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
 from geo_sokoban_pipeline.training.backend import build_backend
-from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, ReferenceScorer, TorchBackend
+from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.worker import ReferenceScorer
 from geo_sokoban_pipeline.training.worker_group import load_driver_policy
 from runs import Project, read_run
 from task_options import TrainOptions

@@ -15,13 +15,14 @@ from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.training import worker
 from geo_sokoban_pipeline.training.backend import build_scorer
-from geo_sokoban_pipeline.training.backends import torch as torch_backend
 from geo_sokoban_pipeline.training.backends.base import DivergedError
-from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend, build_rank_scorer
+from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate
+from geo_sokoban_pipeline.training.worker import build_rank_scorer
 from stock_pixels import pixel_values
 from task_options import TrainOptions
 
@@ -91,7 +92,7 @@ def test_the_reference_policy_waits_on_the_cpu_in_the_compute_type(
     for root in (policy.network.language, policy.network.vision):
         monkeypatch.setattr(root, "to", lambda place, move=root.to: places.append(str(place)) or move(place))
     monkeypatch.setattr(policy.model.__class__, "device", property(lambda _: torch.device("cpu", 0)))
-    monkeypatch.setattr(torch_backend, "load_as", lambda *_: policy)
+    monkeypatch.setattr(worker, "load_as", lambda *_: policy)
     if in_a_rank:
         alone = Group.alone("cpu")
         score = build_rank_scorer(tmp_path, options.policy, options.optimizer, 1.0, alone, "full").log_probs

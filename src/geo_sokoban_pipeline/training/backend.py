@@ -23,10 +23,11 @@ from geo_sokoban_pipeline.policies.weights import Bucket, TensorSpec, WeightSour
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.base import Batch, TrainBackend
-from geo_sokoban_pipeline.training.backends.torch import ReferenceScorer, TorchBackend, build_rank, build_rank_scorer
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 from geo_sokoban_pipeline.training.sharding import StepCost, shard_range, shard_samples
+from geo_sokoban_pipeline.training.worker import ReferenceScorer, build_rank, build_rank_scorer
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
 _OF_THE_STEP = ("grad_norm", "skipped")  # equal on all ranks; other metrics add up

@@ -20,10 +20,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
-from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, move_shards, shard_policy
 from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, Rendezvous, join_group
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
@@ -33,16 +37,19 @@ from geo_sokoban_pipeline.policies.policy import (
     device_of,
     empty_model,
     freeze_parameters,
+    load_as,
+    load_empty,
+    store_in_compute_type,
 )
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import STUCK, EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
-from geo_sokoban_pipeline.training.backends.torch import build_rank, build_rank_scorer
+from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
-from geo_sokoban_pipeline.training.runtime import collect_garbage, prepare_process
+from geo_sokoban_pipeline.training.runtime import PART_THRESHOLD, collect_garbage, limit_heap, prepare_process
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
@@ -421,3 +428,97 @@ class WorkerSpec:
         freeze_parameters(model, chosen.freeze)
         planned = device_of(chosen) if self.is_empty else None
         return Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute, planned)
+
+
+# A rank's part of a backend, and of a reference policy.
+
+
+def build_rank(
+    policy: Policy,
+    options: OptimizerOptions,
+    temperature: float,
+    group: Group | None,
+    sharding: str = "none",
+    replicas: int = 1,
+    megatron: MegatronOptions | None = None,
+) -> TorchBackend:
+    """The backend of a rank; a policy without weights is read from its folder.
+
+    Args:
+        options: optimizer and micro-batches.
+        temperature: sampling temperature of the rollouts.
+        group: the ranks. None: this process alone.
+        sharding, replicas: see `TrainOptions`.
+        megatron: layout of Megatron's ranks; None: PyTorch.
+    """
+    if megatron is not None:
+        from geo_sokoban_pipeline.training.backends.megatron.backend import MegatronBackend
+
+        assert group is not None
+        limit_heap(PART_THRESHOLD)
+        return MegatronBackend(policy, options, temperature, group, megatron)
+    mesh = _mesh_of(group, sharding, replicas)
+    if mesh is not None:
+        limit_heap(PART_THRESHOLD)
+    return TorchBackend(policy, options, temperature, group, mesh)
+
+
+class ReferenceScorer:
+    """A policy that is not trained, or a rank's part of it. Between calls it waits in the memory of the CPU.
+
+    Args:
+        passes: over the policy, which lies on the device that computes.
+
+    Attributes:
+        policy: whole, or this rank's part.
+    """
+
+    def __init__(self, passes: GradientPass) -> None:
+        self._pass, self.policy, self._device = passes, passes.policy, passes.policy.model.device
+        move_shards(self.policy, "cpu")
+
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """(M,) float32 log-probs of each sample's trained tokens."""
+        move_shards(self.policy, self._device)
+        try:
+            return self._pass.log_probs(samples)
+        finally:
+            move_shards(self.policy, "cpu")
+
+
+def build_rank_scorer(
+    folder: Path,
+    chosen: PolicyOptions,
+    options: OptimizerOptions,
+    temperature: float,
+    group: Group | None = None,
+    sharding: str = "none",
+    replicas: int = 1,
+    megatron: MegatronOptions | None = None,
+) -> ReferenceScorer:
+    """The reference policy of a rank: its part where the ranks share the weights, else a whole one.
+
+    Args:
+        folder: of the policy.
+        chosen: how it is loaded.
+        options, temperature, group, sharding, replicas, megatron: see `build_rank`.
+    """
+    if megatron is not None:
+        from geo_sokoban_pipeline.training.backends.megatron.backend import build_parallel_pass
+
+        assert group is not None
+        empty = load_empty(chosen, folder)
+        return ReferenceScorer(build_parallel_pass(empty, options, temperature, group, megatron))
+    setting = PassSetting.of(options, temperature)
+    mesh = _mesh_of(group, sharding, replicas)
+    if mesh is not None:
+        held = shard_policy(load_empty(chosen, folder), mesh, is_trained=False)
+        return ReferenceScorer(GradientPass(held, setting, group, device_of_mesh(mesh)))
+    policy = load_as(chosen, folder)
+    store_in_compute_type(policy)
+    return ReferenceScorer(GradientPass(policy, setting))
+
+
+def _mesh_of(group: Group | None, sharding: str, replicas: int) -> DeviceMesh | None:
+    """The mesh over which the weights are sharded; None: every rank has a copy, or is the only one."""
+    return None if group is None or sharding == "none" or group.size == 1 else group.mesh(replicas)
