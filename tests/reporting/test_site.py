@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.runs.folders import DATA_NOTE
 from geo_sokoban_pipeline.runs.storage import Thin, write_json
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
-from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
+from geo_sokoban_pipeline.trajectories.schema import OCCLUSION, TOKEN_SCORES
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from reporting.sites import (
     HOSTILE,

@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.reporting.viewer.site import write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import open_run
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.index import Place, build_index
-from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
+from geo_sokoban_pipeline.trajectories.schema import OCCLUSION, TOKEN_SCORES
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from legible import illegible
 from reporting.material import WORDS, make_levels, play

@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import build_sample
 from geo_sokoban_pipeline.training.token_scoring import ScoringRequest, map_occlusion, score_tokens
-from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
+from geo_sokoban_pipeline.trajectories.schema import OCCLUSION, TOKEN_SCORES
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from training.setup import Setup, copied
 

@@ -34,7 +34,7 @@ from omegaconf import OmegaConf
 
 from geo_sokoban_pipeline.config.base import ParameterError, allowed_types
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.envs.splits import SPLITS
+from geo_sokoban_pipeline.envs.rows import SPLITS
 from geo_sokoban_pipeline.runs.provenance import option_values
 from geo_sokoban_pipeline.tasks import TASKS, TaskError, check_registry, task_of
 

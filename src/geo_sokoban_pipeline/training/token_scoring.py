@@ -29,7 +29,7 @@ from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
-from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
+from geo_sokoban_pipeline.trajectories.schema import OCCLUSION, TOKEN_SCORES
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 _TOGETHER = 16  # samples whose images are encoded at once

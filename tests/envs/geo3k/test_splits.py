@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_sokoban_pipeline.envs.geo3k.data import count_repeats, find_overlaps, settle_splits
-from geo_sokoban_pipeline.envs.splits import SPLITS
+from geo_sokoban_pipeline.envs.rows import SPLITS
 from problem_rows import options
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from geo_sokoban_pipeline.envs.rows import BadRow, read_rows, split_slice
+from geo_sokoban_pipeline.envs.rows import SPLITS, BadRow, overlaps, read_rows, split_slice
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import prompt_row, raw_level_row
@@ -27,7 +27,6 @@ from geo_sokoban_pipeline.envs.sokoban.sources import (
     split_yields,
     spread_draw,
 )
-from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps
 
 ROOT = Path(__file__).parents[3]
 ALL = {"train": None, "validation": None, "eval": None}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geo_sokoban_pipeline.envs.rows import SPLITS, overlaps, share_out
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SplitCounts, SplitShares
 from geo_sokoban_pipeline.envs.sokoban.data import (
@@ -20,7 +21,6 @@ from geo_sokoban_pipeline.envs.sokoban.data import (
     spread_by_length,
 )
 from geo_sokoban_pipeline.envs.sokoban.levels import generate_levels
-from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps, share_out
 
 ALL = SplitCounts(train=None, validation=None, eval=None)
 PATH = ["#@$ .#", "# @$.#"]

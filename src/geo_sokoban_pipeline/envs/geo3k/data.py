@@ -32,8 +32,16 @@ from geo_sokoban_pipeline.envs.images import (
     is_data_uri,
     png_data_uri,
 )
-from geo_sokoban_pipeline.envs.rows import BadRow, RejectedRow, check_unicode, json_columns, row_as_text
-from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps, share_out
+from geo_sokoban_pipeline.envs.rows import (
+    SPLITS,
+    BadRow,
+    RejectedRow,
+    check_unicode,
+    json_columns,
+    overlaps,
+    row_as_text,
+    share_out,
+)
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.rewards.math_answer import decimal_text, label_text
 from geo_sokoban_pipeline.runs.row_stream import Row

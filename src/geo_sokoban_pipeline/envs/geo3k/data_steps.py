@@ -48,8 +48,7 @@ def check_problems(
         ValueError: there is not one problem.
     """
     from geo_sokoban_pipeline.envs.geo3k.data import PROBLEM_INDEX, REJECTED, index_rows, settle_splits
-    from geo_sokoban_pipeline.envs.rows import DataError, RejectedRow
-    from geo_sokoban_pipeline.envs.splits import SPLITS
+    from geo_sokoban_pipeline.envs.rows import SPLITS, DataError, RejectedRow
 
     options = as_options(parameters, section)
     rejected: list[RejectedRow] = []
@@ -68,7 +67,7 @@ def make_prompts(
 ) -> tuple[RowStream, RowStream, RowStream]:
     """Processed rows for training, validation and evaluation, in the order of the raw rows."""
     from geo_sokoban_pipeline.envs.geo3k.data import prompt_rows
-    from geo_sokoban_pipeline.envs.splits import SPLITS
+    from geo_sokoban_pipeline.envs.rows import SPLITS
 
     options = as_options(parameters, section)
     found = {row["row_id"]: row for row in index.to_dict("records")}

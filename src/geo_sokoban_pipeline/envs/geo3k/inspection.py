@@ -14,8 +14,7 @@ from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.data import index_rows, prompt_row, settle_splits
 from geo_sokoban_pipeline.envs.geo3k.sources import draw_problems, open_source
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample, compare_stored, failure_of, guard
-from geo_sokoban_pipeline.envs.rows import HubReader, RejectedRow
-from geo_sokoban_pipeline.envs.splits import SPLITS
+from geo_sokoban_pipeline.envs.rows import SPLITS, HubReader, RejectedRow
 from geo_sokoban_pipeline.runs.row_stream import stored_rows
 
 Row = dict[str, Any]

@@ -16,8 +16,7 @@ from geo_sokoban_pipeline.envs.geo3k.data import PLACEHOLDER, RowIds, raw_rows
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png
 from geo_sokoban_pipeline.envs.geo3k.figures.generation import ProblemsExhaustedError, generate_splits
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Problem
-from geo_sokoban_pipeline.envs.rows import BadRow, HubReader, read_rows, split_slice
-from geo_sokoban_pipeline.envs.splits import SPLITS
+from geo_sokoban_pipeline.envs.rows import SPLITS, BadRow, HubReader, read_rows, split_slice
 from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, Row, RowStream
 
 

@@ -17,13 +17,12 @@ import pyarrow as pa
 
 from geo_sokoban_pipeline.config.data import ImageLimits, SplitCounts, SplitShares
 from geo_sokoban_pipeline.envs.images import png_data_uri, read_data_uri
-from geo_sokoban_pipeline.envs.rows import check_unicode, json_columns
+from geo_sokoban_pipeline.envs.rows import SPLITS, check_unicode, json_columns, share_out, wanted_splits
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.collection import classic_rows
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.drawing import render_png
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
-from geo_sokoban_pipeline.envs.splits import SPLITS, share_out, wanted_splits
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.seeding import python_generator
 

@@ -70,8 +70,8 @@ def make_prompts(
     raw_levels: pd.DataFrame, parameters: Mapping[str, Any] | SokobanDataOptions
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Processed rows for training, validation and evaluation, in the order of the raw levels."""
+    from geo_sokoban_pipeline.envs.rows import SPLITS
     from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS, prompt_row
-    from geo_sokoban_pipeline.envs.splits import SPLITS
 
     options = as_options(parameters)
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
@@ -91,8 +91,8 @@ def report_data(
     parameters: Mapping[str, Any] | SokobanDataOptions,
 ) -> dict[str, Any]:
     """Data report: rows read and rejected, levels and layouts by split and length, overlaps (0 by rule)."""
+    from geo_sokoban_pipeline.envs.rows import overlaps
     from geo_sokoban_pipeline.envs.sokoban.sources import setting_yield
-    from geo_sokoban_pipeline.envs.splits import overlaps
 
     options = as_options(parameters)
     tables = {"train": prompts, "validation": validation_prompts, "eval": eval_prompts}

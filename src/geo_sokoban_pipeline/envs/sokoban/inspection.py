@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.envs.inspection import TABLES, Check, DataSample, compare_stored, failure_of, guard
-from geo_sokoban_pipeline.envs.rows import split_slice
+from geo_sokoban_pipeline.envs.rows import SPLITS, split_slice
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import LevelRow, data_source_name, prompt_row, raw_level_row
 from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_source, split_yields
-from geo_sokoban_pipeline.envs.splits import SPLITS
 
 Row = dict[str, Any]
 _GROUP = "data"

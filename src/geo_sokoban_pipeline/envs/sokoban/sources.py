@@ -11,13 +11,16 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.data import ImageLimits
 from geo_sokoban_pipeline.envs.rows import (
+    SPLITS,
     BadRow,
     DataError,
     RejectedRow,
     read_rows,
     row_as_text,
+    share_out,
     split_slice,
     take_slice,
+    wanted_splits,
 )
 from geo_sokoban_pipeline.envs.sokoban.board import Layout
 from geo_sokoban_pipeline.envs.sokoban.collection import SUFFIXES, Entry, read_collection
@@ -44,7 +47,6 @@ from geo_sokoban_pipeline.envs.sokoban.levels import (
     generate_levels,
     levels_of_layout,
 )
-from geo_sokoban_pipeline.envs.splits import SPLITS, share_out, wanted_splits
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from geo_sokoban_pipeline.envs.geo3k.config import TINY_SIZE, Difficulty, ProblemOptions
-from geo_sokoban_pipeline.envs.geo3k.figures import circles, lines, polygons, triangles
+from geo_sokoban_pipeline.envs.geo3k.figures import circles, lines, polygons
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import FigureLayout, lay_out_fixed, lay_out_free
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Problem, Sketch, problem_key
 from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import (
@@ -175,10 +175,10 @@ FAMILIES: dict[str, Callable[[random.Random, Difficulty], Sketch]] = {
     "triangle_angles": polygons.triangle_angles,
     "exterior_angle": polygons.exterior_angle,
     "polygon_angles": polygons.polygon_angles,
-    "pythagoras": triangles.pythagoras,
-    "special_right_triangle": triangles.special_right_triangle,
-    "similar_triangles": triangles.similar_triangles,
-    "parallel_in_triangle": triangles.parallel_in_triangle,
+    "pythagoras": polygons.pythagoras,
+    "special_right_triangle": polygons.special_right_triangle,
+    "similar_triangles": polygons.similar_triangles,
+    "parallel_in_triangle": polygons.parallel_in_triangle,
     "triangle_area": polygons.triangle_area,
     "parallelogram_area": polygons.parallelogram_area,
     "trapezoid_area": polygons.trapezoid_area,
