@@ -235,16 +235,14 @@ class StoredTensors:
             if whole is None:
                 shape = [len(wanted.rows), *found.shape[1:]]
                 if columns is not None:
-                    shape[1] = self._width(name) if wanted.columns is None else len(wanted.columns)
+                    held = (piece.place.columns for piece in self._pieces[name])
+                    width = max(columns.stop for columns in held if columns is not None)
+                    shape[1] = width if wanted.columns is None else len(wanted.columns)
                 whole = torch.empty(shape, dtype=found.dtype)
             there = None if columns is None else _shifted(columns, wanted.columns)
             Slice(_shifted(rows, wanted.rows), there).of(whole).copy_(found)
         assert whole is not None  # the pieces cover the tensor
         return whole
-
-    def _width(self, name: str) -> int:
-        """Columns of a tensor that lies in slices of them."""
-        return max(piece.place.columns.stop for piece in self._pieces[name] if piece.place.columns is not None)
 
 
 def _read_file(piece: _Piece, name: str, wanted: Slice) -> Tensor:

@@ -78,8 +78,7 @@ def _describe_files(files: Mapping[str, Any]) -> dict[str, Any]:
         if (given := files.get(field)) is not None:
             path, window = split_slice(given)
             part = "" if window == slice(None) else f"@[{window.start}:{window.stop}]"
-            described[field] = path.name + part
-            described[f"{field}_content"] = _digest(path)
+            described |= {field: path.name + part, f"{field}_content": _digest(path)}
     return described
 
 

@@ -71,6 +71,31 @@ class DataSample:
     longest: int | None = None
 
 
+def inspect_source(
+    group: str,
+    look: Callable[[DataSample], None],
+    check_counts: Callable[[], Sequence[Check]],
+    check_stored: Callable[[], Sequence[Check]],
+) -> DataSample:
+    """Look at a source, whose counts and stored prompts are checked too; an error in one does not stop the others.
+
+    Args:
+        group: group of the findings.
+        look: fills the sample.
+        check_counts: finds counts that the source cannot give.
+        check_stored: finds stored prompts of other options.
+    """
+    sample, counts = DataSample(), guard(group, "counts", check_counts)
+    try:
+        look(sample)
+    except Exception as error:  # files, hub and generator may raise anything; the other checks still count
+        # Impossible counts stop the generator too: one cause, one failure.
+        if not any(check.state == "failure" for check in counts):
+            sample.checks.append(failure_of(group, "source", error))
+    sample.checks += counts + guard(group, "stored prompts", check_stored)
+    return sample
+
+
 # Tables of prompts by split, in 05_model_input.
 TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
 _STORED = "stored prompts"

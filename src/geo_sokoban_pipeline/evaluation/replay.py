@@ -14,7 +14,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,8 +57,6 @@ class Replayer:
     reward: RewardOptions
     rollout: RolloutOptions
     task: Task
-    _build_env: Any = field(init=False, repr=False)
-    _reward: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._build_env = load_object(self.env.factory, default_name="build_env")

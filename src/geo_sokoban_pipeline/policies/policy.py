@@ -379,10 +379,8 @@ def processor_values(processor: Any) -> dict[str, Any]:
         "image_std": [float(value) for value in processor.image_std],
     }
     # Keys that Qwen3-VL leaves out are written, and hashed, only with another value.
-    for name in ("resample", "rescale_factor"):
-        if (value := getattr(processor, name)) != getattr(type(processor), name):
-            values[name] = value
-    return values
+    further = {name: getattr(processor, name) for name in ("resample", "rescale_factor")}
+    return values | {name: own for name, own in further.items() if own != getattr(type(processor), name)}
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

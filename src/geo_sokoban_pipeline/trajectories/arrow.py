@@ -80,10 +80,6 @@ def decode_names(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(array.offsets, structs, type=kind)
 
 
-def _build_sampling(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array([value if isinstance(value, str) else _to_json(value) for value in values], kind)
-
-
 def _lists(lengths: Iterable[int], values: pa.Array, kind: pa.DataType, missing: list[bool] | None = None) -> pa.Array:
     counts = lengths if isinstance(lengths, np.ndarray) else np.fromiter(lengths, np.int64)
     offsets = np.zeros(len(counts) + 1, np.int32)
@@ -207,7 +203,7 @@ _NUMBER_COLUMNS = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs
 _BUILDERS: dict[str, Callable[[Sequence[Any], pa.DataType], pa.Array]] = {
     **dict.fromkeys(_NUMBER_COLUMNS, _build_numbers),
     **dict.fromkeys(NAMED_COLUMNS, _build_named),
-    "sampling": _build_sampling,
+    "sampling": lambda values, kind: pa.array([v if isinstance(v, str) else _to_json(v) for v in values], kind),
     "weight_spans": _build_weight_spans,
     "turns": _build_turns,
     "images": _build_images,

@@ -73,8 +73,7 @@ def write_logs(files: Sequence[Path], folder: Path, name: str, about: Mapping[st
             for greedy in (False, True):
                 chosen = [row for row in rows if bool(json.loads(row["sampling"]).get("greedy")) == greedy]
                 if chosen:
-                    number = f"{chosen[0]['iteration']:05d}"
-                    file = folder / f"{split}-{number}{'-greedy' if greedy else ''}.eval"
+                    file = folder / f"{split}-{chosen[0]['iteration']:05d}{'-greedy' if greedy else ''}.eval"
                     model = f"{name}@{chosen[0]['policy_version']}"
                     header = _header(
                         chosen, model, f"{name} {split}", created, {**about, "split": split, "greedy": greedy}
@@ -155,12 +154,9 @@ def _header(
 
 
 def _sample(row: Mapping[str, Any], model: str) -> dict[str, Any]:
-    attachments: dict[str, str] = {}
-    names = []
-    for image in row["images"]:
-        uri = f"data:image/png;base64,{base64.b64encode(image['bytes']).decode()}"
-        names.append(content_hash(image["bytes"]))
-        attachments[names[-1]] = uri
+    names = [content_hash(image["bytes"]) for image in row["images"]]
+    encoded = (base64.b64encode(image["bytes"]).decode() for image in row["images"])
+    attachments = {name: f"data:image/png;base64,{text}" for name, text in zip(names, encoded, strict=True)}
     messages = [_message(turn, names, model, f"{row['trajectory_id']}/{at}") for at, turn in enumerate(row["turns"])]
     first = next((at for at, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
     responses = [one for one in messages if one["role"] == "assistant"]

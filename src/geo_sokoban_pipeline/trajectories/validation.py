@@ -216,8 +216,8 @@ def check_identity(episodes: Episodes) -> None:
     known = pc.is_in(episodes.column("status"), pa.array(STATUSES))
     episodes.fail_row(~flags(known), "status", f"one of {', '.join(STATUSES)}")
     episodes.fail_row(~_is_object(episodes.column("sampling")), "sampling", "a JSON object")
-    bad = ~_is_object(episodes.turns.values.field("info"))
-    episodes.fail_item(bad, "turns", episodes.turns, "info is a JSON object")
+    turns = episodes.turns
+    episodes.fail_item(~_is_object(turns.values.field("info")), "turns", turns, "info is a JSON object")
 
 
 def _is_object(text: pa.Array) -> np.ndarray:
@@ -322,10 +322,13 @@ def check_credits(episodes: Episodes) -> None:
     credit = field.to_numpy(zero_copy_only=False)[given]
     total = np.bincount(turns.rows[given], credit, minlength=len(credited))
     rewards = episodes.numbers("reward")
-    gap = np.abs(total - rewards)
-    bad = credited & ~(gap <= _CREDIT_TOLERANCE * np.maximum(1.0, np.abs(rewards)))
-    text = lambda row: f"credit of {total[row]} in total, reward {rewards[row]}"  # noqa: E731
-    episodes.fail_row(bad, "turns", "the credit of an episode's turns adds up to its reward", text)
+    is_equal = np.abs(total - rewards) <= _CREDIT_TOLERANCE * np.maximum(1.0, np.abs(rewards))
+    episodes.fail_row(
+        credited & ~is_equal,
+        "turns",
+        "the credit of an episode's turns adds up to its reward",
+        lambda row: f"credit of {total[row]} in total, reward {rewards[row]}",
+    )
 
 
 def check_lengths(episodes: Episodes) -> None:
@@ -336,9 +339,8 @@ def check_lengths(episodes: Episodes) -> None:
         if column.null_count == len(column):
             continue
         found = list_lengths(column)
-        bad = (found != lengths) & ~nulls(column)
         text = lambda row, found=found: f"{found[row]} entries for {lengths[row]} token_ids"  # noqa: E731
-        episodes.fail_row(bad, name, "as long as token_ids", text)
+        episodes.fail_row((found != lengths) & ~nulls(column), name, "as long as token_ids", text)
     prompt = episodes.numbers("prompt_length")
     episodes.fail_row((prompt < 0) | (prompt > lengths), "prompt_length", "from 0 to the number of token_ids")
 
@@ -363,15 +365,11 @@ def check_log_probs(episodes: Episodes) -> None:
         elif column.null_count == len(column):
             continue
         elif column.null_count:
-            values = _with_zeros(values, np.repeat(~nulls(column), episodes.token_ids.lengths))
+            whole = np.zeros(len(off), values.dtype)
+            whole[np.repeat(~nulls(column), episodes.token_ids.lengths)] = values
+            values = whole
         inside = (values <= LOG_PROB_SLACK) & (values > -np.inf)  # false for NaN too
         episodes.fail_token(~off & ~inside, name, values, "finite and at most 1e-6 where loss_mask is 1")
-
-
-def _with_zeros(values: np.ndarray, present: np.ndarray) -> np.ndarray:
-    whole = np.zeros(len(present), values.dtype)
-    whole[present] = values
-    return whole
 
 
 def check_images(episodes: Episodes) -> None:
@@ -379,9 +377,12 @@ def check_images(episodes: Episodes) -> None:
     images, grids, sizes = episodes.images, episodes.grids, episodes.grid_sizes
     signed = _starts_as_png(images.values.field("bytes"))
     episodes.fail_row(_any_in_row(~signed, images), "images", "PNG files", lambda row: "other bytes than a PNG's")
-    bad = grids.lengths != images.lengths
-    text = lambda row: f"{grids.lengths[row]} grids for {images.lengths[row]} images"  # noqa: E731
-    episodes.fail_row(bad, "image_grid_thw", "one grid per image", text)
+    episodes.fail_row(
+        grids.lengths != images.lengths,
+        "image_grid_thw",
+        "one grid per image",
+        lambda row: f"{grids.lengths[row]} grids for {images.lengths[row]} images",
+    )
     episodes.fail_row(_any_in_row(sizes.lengths != 3, grids), "image_grid_thw", "three sizes t, h, w per image")
     positive = (sizes.values.reshape(-1, 3) > 0).all(axis=1)
     episodes.fail_row(_any_in_row(~positive, grids), "image_grid_thw", "positive sizes")
@@ -389,8 +390,7 @@ def check_images(episodes: Episodes) -> None:
 
 def _starts_as_png(data: pa.Array) -> np.ndarray:
     if pa.types.is_dictionary(data.type):
-        indices = data.indices.to_numpy(zero_copy_only=False)
-        return _starts_as_png(data.dictionary)[indices]
+        return _starts_as_png(data.dictionary)[data.indices.to_numpy(zero_copy_only=False)]
     return flags(pc.equal(pc.binary_slice(data, 0, len(PNG_SIGNATURE)), pa.scalar(PNG_SIGNATURE, pa.binary())))
 
 
@@ -406,8 +406,12 @@ def check_image_pads(episodes: Episodes) -> None:
     patches = episodes.grid_sizes.values.reshape(-1, 3).astype(np.int64).prod(axis=1)
     total = np.bincount(grids.rows, weights=patches, minlength=len(ids.lengths))  # float64: exact below 2**53
     expected = total / episodes.merge_size**2
-    text = lambda row: f"{found[row]} image pads, {expected[row]:g} by image_grid_thw"  # noqa: E731
-    episodes.fail_row(found != expected, "token_ids", "sum of t*h*w / merge_size**2 image pads", text)
+    episodes.fail_row(
+        found != expected,
+        "token_ids",
+        "sum of t*h*w / merge_size**2 image pads",
+        lambda row: f"{found[row]} image pads, {expected[row]:g} by image_grid_thw",
+    )
 
 
 def check_turns(episodes: Episodes) -> None:
@@ -451,8 +455,12 @@ def check_generated_runs(episodes: Episodes) -> None:
     inside = np.where(assistant, episodes.mask_sums[base + ends] - episodes.mask_sums[base + starts], 0)
     covered = np.bincount(turns.rows, weights=inside, minlength=len(offsets) - 1)
     total = episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]
-    text = lambda row: f"1 on {int(total[row] - covered[row])} tokens outside assistant turns"  # noqa: E731
-    episodes.fail_row(covered != total, "loss_mask", "1 only within assistant turns", text)
+    episodes.fail_row(
+        covered != total,
+        "loss_mask",
+        "1 only within assistant turns",
+        lambda row: f"1 on {int(total[row] - covered[row])} tokens outside assistant turns",
+    )
     # Two assistant turns may adjoin; a run across the border would lie in both.
     border = assistant & (ends > starts) & (ends > 0) & (ends < episodes.token_ids.lengths[turns.rows])
     before = (base + ends - 1)[border]
@@ -470,8 +478,12 @@ def check_weight_spans(episodes: Episodes) -> None:
     inside = episodes.mask_sums[base + ends] - episodes.mask_sums[base + starts]
     covered = np.bincount(spans.rows, weights=inside, minlength=len(offsets) - 1)
     total = episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]
-    text = lambda row: f"{int(covered[row])} of {total[row]} generated tokens covered"  # noqa: E731
-    episodes.fail_row(covered != total, "weight_spans", "every generated token lies in a span", text)
+    episodes.fail_row(
+        covered != total,
+        "weight_spans",
+        "every generated token lies in a span",
+        lambda row: f"{int(covered[row])} of {total[row]} generated tokens covered",
+    )
 
 
 _CHECKS: tuple[Callable[[Episodes], None], ...] = (

@@ -92,13 +92,18 @@ def summarise_answers(records: Sequence[AnswerRecord]) -> dict[str, Any]:
         `tokens_max`, `truncated_share`, `repetition_share`; None for baselines), and `breakdowns`: by column a
         list of `label`, the entries of `count_solved`, `first_attempts` (correct ones).
     """
+    calls = sum(record.tool_calls for record in records)
     judged = [record.plausible for record in records if record.plausible is not None]
     first = [record.first_attempt for record in records]
     return {
         "first_attempt": None if None in first else count_solved([bool(one) for one in first], clusters_of(records)),
         "answered_share": mean_of([float(record.answered) for record in records]),
         "plausible_share": mean_of([float(value) for value in judged]),
-        "tools": _describe_tools(records),
+        "tools": {
+            "called_share": mean_of([float(record.tool_calls > 0) for record in records]),
+            "calls": calls / len(records) if records else None,
+            "valid_share": sum(record.valid_tool_calls for record in records) / calls if calls else None,
+        },
         "responses": _describe_responses(records),
         "breakdowns": _break_down(records),
     }
@@ -122,16 +127,6 @@ def _is_plausible(episode: FinishedEpisode) -> bool | None:
 
 def _plain(label: str) -> str:
     return label.replace(" ", "")
-
-
-def _describe_tools(records: Sequence[AnswerRecord]) -> dict[str, float | None]:
-    calls = sum(record.tool_calls for record in records)
-    valid = sum(record.valid_tool_calls for record in records)
-    return {
-        "called_share": mean_of([float(record.tool_calls > 0) for record in records]),
-        "calls": calls / len(records) if records else None,
-        "valid_share": valid / calls if calls else None,
-    }
 
 
 def _describe_responses(records: Sequence[AnswerRecord]) -> dict[str, float | None] | None:

@@ -13,7 +13,7 @@ from typing import Any
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.data import index_rows, prompt_row, settle_splits
 from geo_sokoban_pipeline.envs.geo3k.sources import draw_problems, open_source
-from geo_sokoban_pipeline.envs.inspection import Check, DataSample, compare_stored, failure_of, guard
+from geo_sokoban_pipeline.envs.inspection import Check, DataSample, compare_stored, inspect_source
 from geo_sokoban_pipeline.envs.rows import SPLITS, HubReader, RejectedRow
 from geo_sokoban_pipeline.runs.row_stream import stored_rows
 
@@ -32,19 +32,18 @@ def inspect_problems(
         hub: reads rows from the hub.
         stored: folder of the prompts tables in 05_model_input.
     """
-    sample = DataSample()
-    found = guard(_GROUP, "counts", lambda: check_counts_drawn(options, section))
-    try:
-        sample.checks, sample.rows, read = sample_problems(options, section, rows, hub)
-        sample.counts = expected_counts(options, sample.rows, whole=read < rows)
-    except Exception as error:  # files, hub and generator may raise anything; the other checks still count
-        # Impossible counts stop the generator too: one cause, one failure.
-        if not any(check.state == "failure" for check in found):
-            sample.checks.append(failure_of(_GROUP, "source", error))
-    sample.checks += found
-    sample.checks += guard(_GROUP, "stored prompts", lambda: check_stored_prompts(options, section, stored))
-    sample.rows = [row for row in sample.rows if row["split"] == "train"] or sample.rows
-    return sample
+
+    def look(sample: DataSample) -> None:
+        sample.checks, prompts, read = sample_problems(options, section, rows, hub)
+        sample.counts = expected_counts(options, prompts, whole=read < rows)
+        sample.rows = [row for row in prompts if row["split"] == "train"] or prompts
+
+    return inspect_source(
+        _GROUP,
+        look,
+        lambda: check_counts_drawn(options, section),
+        lambda: check_stored_prompts(options, section, stored),
+    )
 
 
 def sample_problems(

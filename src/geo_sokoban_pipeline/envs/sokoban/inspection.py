@@ -9,7 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.envs.inspection import TABLES, Check, DataSample, compare_stored, failure_of, guard
+from geo_sokoban_pipeline.envs.inspection import (
+    TABLES,
+    Check,
+    DataSample,
+    compare_stored,
+    inspect_source,
+)
 from geo_sokoban_pipeline.envs.rows import SPLITS, split_slice
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
@@ -30,21 +36,15 @@ def inspect_levels(options: SokobanDataOptions, rows: int, load_hub_rows: HubLoa
         load_hub_rows: see `read_source`.
         stored: folder of the prompts tables in 05_model_input.
     """
-    sample = DataSample()
-    found = guard(_GROUP, "counts", lambda: check_yields(options))
-    try:
+
+    def look(sample: DataSample) -> None:
         sample.checks, reading = sample_levels(options, rows, load_hub_rows)
         sample.rows = sample_prompts(options, reading, stored)
         sample.counts = expected_counts(options, reading, rows)
         lengths = [level.solution_length for level, _ in reading.levels if level.solution_length is not None]
         sample.longest = options.max_solution if options.source == "generate" else max(lengths, default=0)
-    except Exception as error:  # files, hub and generator may raise anything; the other checks still count
-        # Impossible counts stop the generator too: one cause, one failure.
-        if not any(check.state == "failure" for check in found):
-            sample.checks.append(failure_of(_GROUP, "source", error))
-    sample.checks += found
-    sample.checks += guard(_GROUP, "stored prompts", lambda: check_stored_prompts(options, stored))
-    return sample
+
+    return inspect_source(_GROUP, look, lambda: check_yields(options), lambda: check_stored_prompts(options, stored))
 
 
 def sample_levels(

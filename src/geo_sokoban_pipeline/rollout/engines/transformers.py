@@ -20,7 +20,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
-from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, extend_positions
 from geo_sokoban_pipeline.policies.weights import WeightSource, transpose_experts
@@ -644,11 +643,8 @@ class TransformersEngine:
 
     def _encode_images(self, slots: Sequence[Slot]) -> None:
         """Encode images of requests that are not in the bank."""
-        missing: dict[str, EncodedImage] = {}
-        for slot in slots:
-            for image in slot.request.images[slot.images :]:
-                if image.key not in self._bank:
-                    missing[image.key] = image
+        shown = (image for slot in slots for image in slot.request.images[slot.images :])
+        missing = {image.key: image for image in shown if image.key not in self._bank}
         if missing:
             self._bank.add(self.policy.network.encode(list(missing.values())))
 

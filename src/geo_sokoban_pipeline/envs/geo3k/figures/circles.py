@@ -24,7 +24,6 @@ from geo_sokoban_pipeline.envs.geo3k.figures.figure import (
     polar,
 )
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import (
-    Linear,
     Numbers,
     Sketch,
     ask_x,
@@ -108,7 +107,13 @@ def chord_angles(generator: random.Random, difficulty: Difficulty) -> Sketch:
         if arc is None or crossing is None or arc.factor == 2 * crossing.factor:
             return chord_angles(generator, difficulty)
         texts, value = (f"{one}°", arc.degrees, crossing.degrees), exact(x)
-        numbers = (("arc", one), *_coefficients(arc, crossing))
+        numbers = (
+            ("arc", one),
+            ("p", arc.factor),
+            ("q", arc.constant),
+            ("r", crossing.factor),
+            ("s", crossing.constant),
+        )
     ends = [0, one, one + between, one + between + two]
     points = [polar(1.0, direction) for direction in ends]
     crossing_point = _crossing(points[0], points[2], points[1], points[3])
@@ -153,10 +158,6 @@ def _inscribed(
         question = f"Find $m \\widehat {{{letters[0]}{letters[2]}}}$." if arc_first else f"Find $m \\angle {letters}$."
     figure = Figure((Stroke((arc.start, vertex, arc.end)),), (circle_of(0j, 1.0),), (), tuple(labels))
     return Sketch(question, numbers, value, label, figure, upright=False)
-
-
-def _coefficients(one: Linear, other: Linear) -> Numbers:
-    return (("p", one.factor), ("q", one.constant), ("r", other.factor), ("s", other.constant))
 
 
 def _crossing(a: Point, b: Point, c: Point, d: Point) -> Point:

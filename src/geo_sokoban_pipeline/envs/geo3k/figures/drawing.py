@@ -309,7 +309,8 @@ def mark_shape(mark: Mark, width: float) -> Shape:
         return [(tick, False) for tick in _ticks(mark, width)]
     if mark.kind == "parallel":
         return [(head, True) for head in _heads(mark, width)]
-    return [(_disc(mark.points[0], _DOT * width), True)]
+    steps = (cmath.rect(_DOT * width, math.tau * step / 24) for step in range(24))
+    return [(tuple(mark.points[0] + step for step in steps), True)]
 
 
 def angle_arc(mark: Mark, width: float, index: int = 0) -> Chain:
@@ -358,10 +359,6 @@ def _heads(mark: Mark, width: float) -> list[Chain]:
         base = tip - along * _HEAD_LENGTH
         heads.append((tip, base + along * 1j * _HEAD_HALF, base - along * 1j * _HEAD_HALF))
     return heads
-
-
-def _disc(centre: complex, radius: float) -> Chain:
-    return tuple(centre + cmath.rect(radius, math.tau * step / 24) for step in range(24))
 
 
 # Obstacles of labels: the lines of a drawing as straight pieces, and the boxes of labels already placed.

@@ -124,7 +124,8 @@ class Figure:
     def measure(self, label: Label) -> float:
         """Value of a label according to its coordinates, in its unit."""
         if label.kind == "angle":
-            return angle_between(*label.points)
+            vertex, one, other = label.points
+            return abs(math.degrees(cmath.phase((other - vertex) / (one - vertex))))
         if label.kind == "arc":
             return abs(arc_sweep(*label.points))
         return abs(label.points[1] - label.points[0]) * self.unit
@@ -133,11 +134,6 @@ class Figure:
 def polar(radius: float, degrees: float) -> Point:
     """Point at a distance and direction from the origin."""
     return cmath.rect(radius, math.radians(degrees))
-
-
-def angle_between(vertex: Point, one: Point, other: Point) -> float:
-    """Degrees between two rays, 0 to 180."""
-    return abs(math.degrees(cmath.phase((other - vertex) / (one - vertex))))
 
 
 def arc_sweep(centre: Point, start: Point, middle: Point, end: Point) -> float:

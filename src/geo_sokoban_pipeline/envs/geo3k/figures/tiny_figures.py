@@ -198,18 +198,14 @@ def _circle_figure(inscribed: float, length: int, given: tuple[str, float], unkn
     )
 
 
-def _inscribed_angle(given: int, unknown: float, length: int) -> Figure:
-    return _circle_figure(unknown, length, ("arc", given), ("angle", unknown))
-
-
-def _intercepted_arc(given: int, unknown: float, length: int) -> Figure:
-    return _circle_figure(given, length, ("angle", given), ("arc", unknown))
-
-
 TINY_FAMILIES: dict[str, TinyFamily] = {
     "vertical_angles": TinyFamily("a", (36, 88), _vertical_angles),
     "linear_pair": TinyFamily("180 - a", (34, 88), _linear_pair),
     "complementary_angles": TinyFamily("90 - a", (30, 62), _complementary_angles),
-    "inscribed_angle": TinyFamily("a / 2", (52, 88), _inscribed_angle),
-    "intercepted_arc": TinyFamily("2 a", (38, 70), _intercepted_arc),
+    "inscribed_angle": TinyFamily(
+        "a / 2", (52, 88), lambda arc, angle, length: _circle_figure(angle, length, ("arc", arc), ("angle", angle))
+    ),
+    "intercepted_arc": TinyFamily(
+        "2 a", (38, 70), lambda angle, arc, length: _circle_figure(angle, length, ("angle", angle), ("arc", arc))
+    ),
 }

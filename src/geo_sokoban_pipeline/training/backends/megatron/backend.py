@@ -93,7 +93,7 @@ def parallelise_policy(
     own = {"table": table, "whole": whole, "planned_device": layout.mesh.device_type}
     parallel = ParallelPolicy(model, policy.tokenizer, policy.image_processor, policy.folder, policy.compute, **own)
     roots = parallel.network.language, parallel.network.vision
-    shard_modules(*roots, layout.data_mesh, offload=offload)
+    shard_modules(*roots, layout.mesh["data"], offload=offload)  # ranks with the same part of each matrix
     device = "cpu" if offload else layout.mesh.device_type
     for root in roots:
         root._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)

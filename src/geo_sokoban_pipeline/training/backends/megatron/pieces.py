@@ -325,11 +325,6 @@ class MegatronLayout:
         return self.mesh.get_group("tensor")
 
     @property
-    def data_mesh(self) -> DeviceMesh:
-        """The ranks that hold the same part of each matrix as this one."""
-        return self.mesh["data"]
-
-    @property
     def place(self) -> tuple[int, int]:
         """Number of this rank's group, and its number within the group."""
         return self.mesh.get_local_rank("data"), self.mesh.get_local_rank("tensor")
