@@ -200,9 +200,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# Checkpoints of a run: one sealed folder per saved iteration.
-
-
 class TrajectoriesDataset(IterationPartitions):
     """Episodes by iteration and part, `iter=00012/part-000.parquet`.
 
@@ -360,6 +357,9 @@ def _plain_number(path: Path, name: str, value: Any) -> float | int | None:
         raise DatasetError(f"{path}: metric {name} is {value!r}; give a number or None")
     # JSON has no NaN and no infinity; a metric that diverged is stored as null rather than stopping the run.
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# Checkpoints of a run: one sealed folder per saved iteration.
 
 
 class Checkpoint(TypedDict):

@@ -325,23 +325,18 @@ def serve(pipe: Connection, given: Surroundings, build: bytes) -> None:
             pipe.send(number)
             pipe.send_bytes(data)
 
-    def run(number: int, method: str, data: bytes) -> CallResult:
+    def run(lane: Callable[[str, Sequence[Any]], CallResult], number: int, method: str, data: bytes) -> CallResult:
         try:
             is_stream, arguments = ForkingPickler.loads(data)
         except Exception as error:  # of a module that is not here
             return failure_of(error)
         emit = (lambda item: say(number, CallResult("item", item)),) if is_stream else ()
-        return host.call(method, (*emit, *arguments))
+        return lane(method, (*emit, *arguments))
 
     def answer_asides() -> None:
         while True:
-            number, method, data = asides.get()
-            try:
-                arguments = ForkingPickler.loads(data)[1]
-            except Exception as error:
-                say(number, failure_of(error))
-            else:
-                say(number, host.aside(method, arguments))
+            call = asides.get()
+            say(call[0], run(host.aside, *call))
 
     def listen() -> None:
         with suppress(EOFError, OSError):
@@ -356,7 +351,7 @@ def serve(pipe: Connection, given: Surroundings, build: bytes) -> None:
         threading.Thread(target=work, name=work.__name__, daemon=True).start()
     say(_READY, host.build(partial(ForkingPickler.loads, build)))
     while (call := calls.get()) is not None:
-        say(call[0], run(*call))
+        say(call[0], run(host.call, *call))
 
 
 # In the driver.

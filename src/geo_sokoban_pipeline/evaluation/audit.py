@@ -14,6 +14,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,12 +182,13 @@ class _EntryAudit:
         self.replayer = replayer
         self.prompts = prompts_by_key(entry.prompts or (), rules.task)
         self.found: dict[str, list[tuple[str | None, str]]] = defaultdict(list)
-        self.checked: dict[str, int] = {}
+        names = ["contract", "parts", "token parity", "response ends", "image grids", "advantages"]
+        self.checked = dict.fromkeys([*names, *(["groups"] if entry.trained else []), "replay", "texts"], 0)
         self.signals, self.texts = SignalCount(), TextCount()
         self.thinned = 0  # episodes of which retention has kept a part
         self._ids: set[str] = set()
         self._separator = rules.rollout.effective_rules.turn_separator
-        self._iterations = _by_iteration(entry.parts)
+        self._iterations = {key: list(own) for key, own in groupby(entry.parts, lambda name: name.partition("/")[0])}
         self.committed = {f"iter={number:05d}" for number in range(entry.iterations or 0)}
         self.beyond = set() if entry.iterations is None else self._iterations.keys() - self.committed
         every = list(self._iterations)
@@ -196,10 +198,6 @@ class _EntryAudit:
 
     def run(self, why_not_replayed: str | None, progress: Progress) -> list[AuditCheck]:
         """All checks of the entry; `progress` counts its parts."""
-        names = ["contract", "parts", "token parity", "response ends", "image grids"]
-        names += ["advantages", "groups"] if self.entry.trained else ["advantages"]
-        for name in [*names, "replay", "texts"]:
-            self.checked[name] = 0
         self._check_parts()
         each = None if self.limit is None else max(1, self.limit // max(1, len(self._chosen)))
         for iteration in self._chosen:
@@ -275,8 +273,9 @@ class _EntryAudit:
         self.checked["groups"] = self.signals.groups
         grpo, rollout = self.rules.grpo, self.rules.rollout
         self._note("groups", check_groups(episodes, grpo.group_size), names[0])
-        over_sampled = rollout.over_sampling > 1
-        found = check_advantages(scored, grpo, self.rules.task, self.rules.reward.args, over_sampled=over_sampled)
+        found = check_advantages(
+            scored, grpo, self.rules.task, self.rules.reward.args, over_sampled=rollout.over_sampling > 1
+        )
         self._note("advantages", found, names[0])
 
     def _check_episodes(
@@ -319,13 +318,6 @@ def _with_stand_ins(episode: Trajectory, sampled: int) -> Trajectory:
     """
     version = -1 if episode.drop_reason in (MIXED_VERSIONS, STALE) else 0
     return replace(episode, loss_mask=np.ones(sampled, np.int8), weight_spans=[(version, 0, sampled)])
-
-
-def _by_iteration(parts: Mapping[str, Any]) -> dict[str, list[str]]:
-    grouped: dict[str, list[str]] = defaultdict(list)
-    for name in parts:
-        grouped[name.partition("/")[0]].append(name)
-    return dict(grouped)
 
 
 def spread(count: int, wanted: int) -> list[int]:
@@ -372,11 +364,11 @@ def audit_splits(
         shared: whether the data report names values that should be apart and are not.
     """
     stored = {name: list(rows) for name, rows in splits.items() if rows is not None}
-    found: Found = []
-    for name, rows in stored.items():
-        wanted = rules.fingerprint.get(f"input.{name}")
-        if wanted is not None and hash_rows(rows) != wanted:
-            found.append((None, f"{name}: other rows than the run was trained on"))
+    found: Found = [
+        (None, f"{name}: other rows than the run was trained on")
+        for name, rows in stored.items()
+        if (wanted := rules.fingerprint.get(f"input.{name}")) is not None and hash_rows(rows) != wanted
+    ]
     leaks, notes = check_splits(stored, rules.task.key, rules.task.apart, known=shared)
     count = sum(map(len, stored.values()))
     notes += [f"{name} are no longer stored" for name in splits if name not in stored]
@@ -517,12 +509,10 @@ def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
     if codec.rewrites_history:
         later = [_message(turn) for turn in turns if turn.role != "assistant"]
         return [codec.render(later[:1]), *map(codec.render_observation, later[1:])]
-    messages: list[Message] = []
-    for number, turn in enumerate(turns):
-        if turn.role == "assistant":
-            messages.append({"role": "assistant", "content": f"{_OPEN}{number}{_CLOSE}"})
-        else:
-            messages.append(_message(turn))
+    messages: list[Message] = [
+        {"role": turn.role, "content": f"{_OPEN}{number}{_CLOSE}"} if turn.role == "assistant" else _message(turn)
+        for number, turn in enumerate(turns)
+    ]
     text = codec.render(messages, generation_prompt=turns[-1].role != "assistant")
     end = codec.decode([codec.end_id])
     pieces: list[str] = []

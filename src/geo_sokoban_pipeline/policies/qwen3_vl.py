@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
@@ -28,9 +29,6 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from geo_sokoban_pipeline.policies.patches import EncodedImage
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 VISION_BATCH_PATCHES = 16_384
 _PROBED_ROWS = 64
@@ -477,9 +475,6 @@ def mix_experts(block: Any, hidden: Tensor) -> Tensor:
     Returns:
         (B, L, hidden) in the type of products.
     """
-    import torch
-    from torch.func import functional_call
-
     rows, device = hidden.flatten(0, 1), hidden.device.type
     with torch.autocast(device, enabled=False):
         _, shares, chosen = block.gate(rows.to(block.gate.weight.dtype))

@@ -17,8 +17,9 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any, Literal, TypeVar
@@ -208,13 +209,11 @@ class Episode:
     def start(self, build_env: EnvFactory) -> None:
         """Build the environment and encode the prompt."""
         began = time.perf_counter()
-        try:
+        with self._failing():
             self.env = self.env_calls(build_env, self.request.prompt, self._settings.env.args)
             check_environment(self.env, self._settings.env.factory)
             self.env_calls(self.env.reset)
             self._add_prompt(self.request.prompt)
-        except Exception as error:  # a user's environment may raise anything; the trajectory records it
-            self._fail(error)
         self._env_seconds += time.perf_counter() - began
         if self.is_pending and self._is_budget_spent():
             self.status = "truncated"
@@ -252,10 +251,8 @@ class Episode:
     def prepare(self, result: Result) -> None:
         """Start the environment's slow work for stepping with a response (`InteractionEnv.prepare`)."""
         if hasattr(self.env, "prepare"):
-            try:
+            with self._failing():
                 self._prepared = list(self.env_calls(self.env.prepare, self._decode(self._with_past(result))) or ())
-            except Exception as error:  # a user's environment may raise anything; the trajectory records it
-                self._fail(error)
 
     @property
     def is_prepared(self) -> bool:
@@ -275,10 +272,8 @@ class Episode:
             self.status = ended
             return
         began = time.perf_counter()
-        try:
+        with self._failing():
             self._step(text, result)
-        except Exception as error:  # a user's environment may raise anything; the trajectory records it
-            self._fail(error)
         self._env_seconds += time.perf_counter() - began
 
     def _step(self, text: str, result: Result) -> None:
@@ -318,9 +313,13 @@ class Episode:
             return "aborted"
         return "truncated" if result.finish_reason == "length" or self._is_budget_spent() else None
 
-    def _fail(self, error: Exception) -> None:
-        self.status = "failed"
-        self.error = explain(error)
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A user's environment or reward may raise anything; the trajectory records it."""
+        try:
+            yield
+        except Exception as error:
+            self.status, self.error = "failed", explain(error)
 
     # Tokens, images, turns.
 
@@ -336,8 +335,9 @@ class Episode:
     def _add_turn(self, role: str, text: str, start: int, images: list[EncodedImage]) -> None:
         shown = list(range(len(self._images), len(self._images) + len(images)))
         self._images.extend(images)
-        turn = Turn(role=role, text=text, token_start=start, token_end=self.ledger.length, image_indices=shown)
-        self._turns.append(turn)
+        self._turns.append(
+            Turn(role=role, text=text, token_start=start, token_end=self.ledger.length, image_indices=shown)
+        )
 
     def _decode(self, result: Result) -> str:
         """A response as text, without its end token."""
@@ -348,9 +348,8 @@ class Episode:
 
     def _encode_source(self, source: str) -> EncodedImage:
         """An image of a prompt, given as a data URI."""
-        if self._settings.image_filter is None:
-            return self._policy.reader.read_uri(source)
-        return self._encode_image(decode_image(source))
+        plain = self._settings.image_filter is None
+        return self._policy.reader.read_uri(source) if plain else self._encode_image(decode_image(source))
 
     def _encode_image(self, image: Image.Image) -> EncodedImage:
         change = self._settings.image_filter
@@ -392,13 +391,11 @@ class Episode:
         """
         if self.status == "failed" or self.env is None:
             return
-        try:
+        with self._failing():
             result = EpisodeResult(self.request.prompt, self.status, self._responses, self._text(), self._infos)
             self._result = finalize_environment(self.env, result, self.env_calls)
             if self.status != "aborted":
                 self._reward = begin_reward(reward, self._result, self._settings.reward.args)
-        except Exception as error:  # user code may raise anything; the trajectory records it
-            self._fail(error)
 
     def finish(self, engine: RolloutEngine, engine_seconds: float) -> Trajectory:
         """Wait for the reward, close the environment, and return the trajectory."""
@@ -406,14 +403,12 @@ class Episode:
         metrics: dict[str, float] = {"turns": float(len(self._responses))}
         parts: dict[str, float] = {}
         if self.status != "failed" and self.env is not None:
-            try:
+            with self._failing():
                 metrics |= self.env_calls(measure_episode, self.env) if self._result is None else self._result.metrics
                 if self._reward is not None:
                     with waiting():  # a judge may be slow, and has a limit of its own
                         given = self._reward()
                     parts = check_reward(given, self._settings.reward.function)
-            except Exception as error:  # a user's reward may raise anything; the trajectory records it
-                self._fail(error)
         close_environment(self.env, self.request.trajectory_id, self.env_calls)
         trajectory = self._trajectory(text, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
         trajectory.sampling = describe_sampling(engine, self._settings)
@@ -536,17 +531,18 @@ def begin_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mappin
 def describe_sampling(engine: RolloutEngine, settings: RolloutSettings) -> str:
     """How an episode's tokens were sampled, as JSON."""
     rollout = settings.rollout
-    values = {
-        "engine": engine.name,
-        "engine_version": engine.software_version,
-        "seeded": engine.seeded,
-        **settings.sampling.model_dump(),
-        "max_turns": rollout.max_turns,
-        "max_tokens_per_turn": rollout.max_tokens_per_turn,
-        "max_response_tokens": rollout.max_response_tokens,
-        "max_context_tokens": rollout.max_context_tokens,
-    }
-    return json.dumps(values)
+    return json.dumps(
+        {
+            "engine": engine.name,
+            "engine_version": engine.software_version,
+            "seeded": engine.seeded,
+            **settings.sampling.model_dump(),
+            "max_turns": rollout.max_turns,
+            "max_tokens_per_turn": rollout.max_tokens_per_turn,
+            "max_response_tokens": rollout.max_response_tokens,
+            "max_context_tokens": rollout.max_context_tokens,
+        }
+    )
 
 
 def _call_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mapping[str, Any]) -> Any:

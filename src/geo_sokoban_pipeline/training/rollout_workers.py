@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -152,8 +152,7 @@ class _Rollout:
         self._reported.add(group)
         if self._enough is None or self.is_stopped:
             return False
-        complete = [episode for number in self.groups if number in self.done for episode in self.done[number]]
-        self.is_stopped = self._enough(complete)
+        self.is_stopped = self._enough([episode for number in self.groups for episode in self.done.get(number, ())])
         return self.is_stopped
 
     def next_group(self) -> Groups | None:
@@ -208,8 +207,7 @@ class RolloutWorkers:
                 f"each takes a GPU of its own, and there are {torch.cuda.device_count()}. Lower one of both, or take "
                 "rollout.engine=sglang."
             )
-        on_gpu = self._first_gpu is not None
-        self._start: Start = in_ray or (lambda title, build, _: LocalProcess(title, build, on_gpu=on_gpu))
+        self._start: Start = in_ray or (lambda title, build, _: LocalProcess(title, build, on_gpu=is_own_gpu))
         self.servers: SglangEngine | None = None
         self._build = replace(WorkerSpec.of(policy, self._options), folder=None, is_empty=True)
         self._scratch = Scratch()
@@ -337,10 +335,7 @@ class RolloutWorkers:
                 self._add(current, slot, {})
             return call
 
-        def lose(slot: WorkerSlot) -> None:
-            current.lose(slot.groups)
-
-        for slot, times in self._on_all(begin, lose, partial(self._note, current)):
+        for slot, times in self._on_all(begin, lambda slot: current.lose(slot.groups), partial(self._note, current)):
             slot.busy += times.busy
             slot.stuck = times.stuck
         for slot in self._slots:
@@ -459,11 +454,10 @@ class RolloutWorkers:
             else:
                 self._events.put(_Event(handle, call, item, is_over=False))
 
-        def end(done: Future[Any]) -> None:
-            self._events.put(_Event(handle, call, done.exception() or done.result(), is_over=True))
-
         future = handle.stream(method, *arguments, each=each) if is_stream else handle.call(method, *arguments)
-        future.add_done_callback(end)
+        future.add_done_callback(
+            lambda done: self._events.put(_Event(handle, call, done.exception() or done.result(), is_over=True))
+        )
         return call
 
     def _start_worker(self, number: int) -> WorkerHandle:

@@ -215,11 +215,8 @@ class Worker:
             supply.look()
             return supply.is_stopped
 
-        watching: dict[str, Any] = {}
-        if is_streamed:
-            watching["enough"] = enough
-        if rollout_fn is rollout and watching:
-            watching["supply"] = supply
+        further: dict[str, Any] = {"supply": supply} if rollout_fn is rollout else {}
+        watching = {"enough": enough, **further} if is_streamed else {}
         self._emit = emit
         deliver(rollout_fn(self.engine, self.policy, requests, settings, **watching))
         return RolloutTimes(
@@ -507,8 +504,8 @@ def build_rank_scorer(
         from geo_sokoban_pipeline.training.backends.megatron.backend import build_parallel_pass
 
         assert group is not None
-        empty = load_empty(chosen, folder)
-        return ReferenceScorer(build_parallel_pass(empty, options, temperature, group, megatron))
+        passes = build_parallel_pass(load_empty(chosen, folder), options, temperature, group, megatron)
+        return ReferenceScorer(passes)
     setting = PassSetting.of(options, temperature)
     mesh = _mesh_of(group, sharding, replicas)
     if mesh is not None:

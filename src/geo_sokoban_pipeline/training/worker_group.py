@@ -54,8 +54,6 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
-if TYPE_CHECKING:
-    from geo_sokoban_pipeline.rollout.engines.sglang.servers import Launcher
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -416,19 +414,13 @@ def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerG
             f"megatron.sequence_parallel=true with policy.device={options.policy.device}: torch sees no GPU, which "
             "Megatron-Core asks for its buffers. Set sequence_parallel=false."
         )
-    workers: WorkerGroup
-    if options.placement == "ray":
-        workers = RayWorkerGroup(policy, options)
-    elif options.processes == 1:
+    in_ray = options.placement == "ray"
+    if not in_ray and options.processes == 1:
         yield None
         return
-    else:
-        workers = WorkerGroup(policy, options)
-    try:
+    with closing(RayWorkerGroup(policy, options) if in_ray else WorkerGroup(policy, options)) as workers:
         emit(Event.RANKS, workers.process_ids)
         yield workers
-    finally:
-        workers.close()
 
 
 def restarting(options: TrainOptions, stored: Callable[[], str]) -> Iterator[AbstractContextManager[int]]:
@@ -477,8 +469,7 @@ _SHORT = 10.0  # seconds in which fewer ranks than wanted find their places, whe
 
 def sizes(options: TrainOptions) -> Iterator[TrainOptions]:
     """Options with every number of ranks that is allowed, the largest first."""
-    fewest = options.ray.min_processes or options.processes
-    unit = options.rank_unit
+    fewest, unit = options.ray.min_processes or options.processes, options.rank_unit
     yield options
     for processes in range((options.processes - 1) // unit * unit, fewest - 1, -unit):
         yield options.with_processes(processes)

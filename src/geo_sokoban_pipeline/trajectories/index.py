@@ -113,11 +113,10 @@ class Place:
     def of(cls, path: Path) -> Place:
         """From the path `…/<run>/<run id>/<kind>/iter=00012/part-000.parquet`."""
         kind, outputs = path.parents[1].name, path.absolute().parents[2]
-        run = outputs.parent.name
-        split = SPLITS.get(kind, kind)
-        if split == "validation" and run.startswith(_EVALUATIONS):
-            split = "evaluation"
-        return cls(run, outputs.name, split, f"{kind}/{path.parent.name}/{path.stem}")
+        run, split = outputs.parent.name, SPLITS.get(kind, kind)
+        is_evaluation = split == "validation" and run.startswith(_EVALUATIONS)
+        partition = f"{kind}/{path.parent.name}/{path.stem}"
+        return cls(run, outputs.name, "evaluation" if is_evaluation else split, partition)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,14 +177,16 @@ def build_index(table: pa.Table, place: Place, find_task: FindTask) -> pa.Table:
         made |= _measure_tokens(columns)
     else:  # a measure that the file was not thinned with is not known
         made |= {name: pa.nulls(count, INDEX_SCHEMA.field(name).type) for name in _WIDEST} | dict(thinning.measures)
-    made["n_images"] = list_lengths(columns["image_grid_thw"])
     answers, tags = _describe(columns, find_task)
-    made["answer"] = answers
-    made["greedy"] = _read_sampling(columns, "greedy", False)
-    made["tags"] = [sorted(found) for found in tags]
-    made["tag_counts"] = [[found[name] for name in sorted(found)] for found in tags]
-    made["row"] = np.arange(count)
-    made |= {name: pa.repeat(value, count) for name, value in asdict(place).items()}
+    made |= {
+        "n_images": list_lengths(columns["image_grid_thw"]),
+        "answer": answers,
+        "greedy": _read_sampling(columns, "greedy", False),
+        "tags": [sorted(found) for found in tags],
+        "tag_counts": [[found[name] for name in sorted(found)] for found in tags],
+        "row": np.arange(count),
+        **{name: pa.repeat(value, count) for name, value in asdict(place).items()},
+    }
     arrays = [
         value if isinstance(value, pa.Array) else pa.array(value, INDEX_SCHEMA.field(name).type)
         for name, value in ((name, made[name]) for name in INDEX_SCHEMA.names)
@@ -196,10 +197,9 @@ def build_index(table: pa.Table, place: Place, find_task: FindTask) -> pa.Table:
 def measure_tokens(table: pa.Table) -> dict[str, list[Any]]:
     """Columns of the index that follow from tokens, one value per episode; an index is made of them without tokens."""
     measured = _measure_tokens({name: one_array(table, name) for name in _TOKENS})
-    measured["prompt_length"] = table["prompt_length"].to_numpy()
     return {
         name: values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
-        for name, values in measured.items()
+        for name, values in (measured | {"prompt_length": table["prompt_length"].to_numpy()}).items()
     }
 
 
@@ -357,13 +357,12 @@ def _find_collapse(answers: Sequence[str | None], columns: Mapping[str, pa.Array
     rows = [row for row, given in enumerate(answers) if given == answer]
     prompts = columns["task_id"].to_pylist()
     labels = set(columns["label"].to_pylist())
-    asked = {prompts[row] for row in rows}
     # One answer to problems that all have the same one is no collapse.
     same = len(labels) == 1 and None not in labels
-    if most < _COLLAPSED_SHARE * counts.total() or len(asked) < _COLLAPSED_PROMPTS or same:
-        return []
+    asked = len({prompts[row] for row in rows})
     solved = columns["success"].to_pylist()
-    return [row for row in rows if not solved[row]]
+    collapsed = most >= _COLLAPSED_SHARE * counts.total() and asked >= _COLLAPSED_PROMPTS and not same
+    return [row for row in rows if not solved[row]] if collapsed else []
 
 
 def count_repeats(text: str) -> int:
@@ -434,8 +433,9 @@ def _read_filter(conditions: Sequence[tuple[str, str, Any]]) -> Any:
     """Arrow expression of conditions; see `find_episodes`."""
     shown = [list(one) for one in conditions]
     if unknown := [name for name, _, _ in conditions if name not in INDEX_SCHEMA.names]:
-        names = ", ".join(INDEX_SCHEMA.names)
-        raise NoEpisodesError(f"filter={shown}: the index has no column {unknown[0]}; it has {names}.")
+        raise NoEpisodesError(
+            f"filter={shown}: the index has no column {unknown[0]}; it has {', '.join(INDEX_SCHEMA.names)}."
+        )
     try:
         expression = pq.filters_to_expression([tuple(one) for one in conditions])
         INDEX_SCHEMA.empty_table().filter(expression)

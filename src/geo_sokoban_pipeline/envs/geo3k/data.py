@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations, count
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +128,8 @@ class RowIds:
     def give(self, own: Any, split: str, number: int) -> str:
         """An id that no other row has."""
         base = f"{split}_{number:05d}" if own is None else str(own).encode("utf-8", "replace").decode("utf-8")
-        name, times = base, 1
-        while name in self.taken:
-            times += 1
-            name = f"{base}_{times}"
+        names = chain([base], (f"{base}_{times}" for times in count(2)))
+        name = next(name for name in names if name not in self.taken)
         self.taken.add(name)
         return name
 
@@ -198,8 +196,7 @@ def _read_text(row: Mapping[str, Any], name: str) -> str:
         if digits is not None:
             return digits
     if not isinstance(value, str):
-        state = "missing" if value is None else type_name(value)
-        raise ValueError(f"{name} is {state}; a text is expected")
+        raise ValueError(f"{name} is {'missing' if value is None else type_name(value)}; a text is expected")
     return check_unicode(value)
 
 
@@ -476,7 +473,7 @@ def _block_end(text: str) -> int:
     return blank + 2
 
 
-# Raw rows become problems, or a `ValueError` whose message is the reason kept in `rejected`. Checked here, and nowhere
+# Raw rows become problems, or a `ValueError` whose message is the reason kept in `rejected`.
 
 
 # Characters of one text in `rejected`; the raw table holds the whole row.

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS, Geo3kDataOptions
-from geo_sokoban_pipeline.envs.rows import as_frame
+from geo_sokoban_pipeline.envs.rows import SPLITS, DataError, HubReader, RejectedRow, as_frame
 from geo_sokoban_pipeline.runs.row_stream import RowStream
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from geo_sokoban_pipeline.envs.rows import HubReader
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +46,6 @@ def check_problems(
         ValueError: there is not one problem.
     """
     from geo_sokoban_pipeline.envs.geo3k.data import PROBLEM_INDEX, REJECTED, index_rows, settle_splits
-    from geo_sokoban_pipeline.envs.rows import SPLITS, DataError, RejectedRow
 
     options = as_options(parameters, section)
     rejected: list[RejectedRow] = []
@@ -67,7 +64,6 @@ def make_prompts(
 ) -> tuple[RowStream, RowStream, RowStream]:
     """Processed rows for training, validation and evaluation, in the order of the raw rows."""
     from geo_sokoban_pipeline.envs.geo3k.data import prompt_rows
-    from geo_sokoban_pipeline.envs.rows import SPLITS
 
     options = as_options(parameters, section)
     found = {row["row_id"]: row for row in index.to_dict("records")}

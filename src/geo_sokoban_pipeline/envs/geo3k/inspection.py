@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.envs.geo3k.data import index_rows, prompt_row, settle_
 from geo_sokoban_pipeline.envs.geo3k.sources import draw_problems, open_source
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample, compare_stored, inspect_source
 from geo_sokoban_pipeline.envs.rows import SPLITS, HubReader, RejectedRow
-from geo_sokoban_pipeline.runs.row_stream import stored_rows
+from geo_sokoban_pipeline.runs.row_stream import open_parquet, stored_rows
 
 Row = dict[str, Any]
 _GROUP = "data"
@@ -131,8 +131,6 @@ def _first(options: Geo3kDataOptions, rows: int) -> Geo3kDataOptions:
 
 def _differences(path: Path, split: str, options: Geo3kDataOptions, section: str) -> list[str]:
     """Differences of stored rows from these options, whose source generates."""
-    from geo_sokoban_pipeline.runs.row_stream import open_parquet
-
     with open_parquet(path) as file:
         stored = file.metadata.num_rows
     asked = getattr(options.counts, split)

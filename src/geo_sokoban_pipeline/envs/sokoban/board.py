@@ -210,22 +210,14 @@ def _pulls_from(layout: Layout, target: int, cells: int) -> list[int]:
     if not layout.floor >> target & 1:
         return counts
     counts[target] = 0
-    frontier = [target]
-    while frontier:
-        following = []
-        for box in frontier:
-            for delta in layout.deltas.values():
-                source, player = box - delta, box - 2 * delta
-                # The pusher stands one cell behind the box's source; outside the padding there is no cell at all.
-                if (
-                    player >= 0
-                    and layout.floor >> source & 1
-                    and layout.floor >> player & 1
-                    and counts[source] == INFINITE
-                ):
-                    counts[source] = counts[box] + 1
-                    following.append(source)
-        frontier = following
+    reached = [target]
+    for box in reached:
+        for delta in layout.deltas.values():
+            source, player = box - delta, box - 2 * delta
+            # The pusher stands one cell behind the box's source; outside the padding there is no cell at all.
+            if player >= 0 and layout.floor >> source & 1 and layout.floor >> player & 1 and counts[source] == INFINITE:
+                counts[source] = counts[box] + 1
+                reached.append(source)
     return counts
 
 
@@ -333,21 +325,17 @@ def grid_rows(codes: Sequence[int], width: int) -> list[Any]:
 def _grid_lines(text: str) -> list[str]:
     # Not str.splitlines: it would also cut at form feeds and other rare separators, which are unknown symbols here.
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    while lines and not lines[0].strip():
-        del lines[0]
-    while lines and not lines[-1].strip():
-        del lines[-1]
-    if not lines:
+    filled = [number for number, line in enumerate(lines) if line.strip()]
+    if not filled:
         raise ValueError(
             f"empty level text {text!r}; give one line per row, in XSB {XSB!r} or the data set's symbols {SYMBOLS!r}"
         )
-    return lines
+    return lines[filled[0] : filled[-1] + 1]
 
 
 def _xsb_grid(lines: list[str]) -> list[list[int]]:
     """Codes of XSB rows, outside and the missing ends of rows as wall."""
-    blank = next((number for number, line in enumerate(lines) if not line.strip()), None)
-    if blank is not None:
+    if (blank := next((number for number, line in enumerate(lines) if not line.strip()), None)) is not None:
         raise ValueError(f"row {blank} of the level is blank; write a row of nothing but floor as '-'")
     height, width = len(lines), max(map(len, lines))
     rows = [line.ljust(width, "\0") for line in lines]  # \0: the row has ended
@@ -370,30 +358,25 @@ def _outside(empty: set[Place], height: int, width: int, is_wall: Callable[[int,
         if start not in left:
             continue
         left.discard(start)
-        part, frontier, closed = {start}, [start], True
-        while frontier:
-            for place in _beside(*frontier.pop()):
+        part, closed = [start], True
+        for row, column in part:
+            for place in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
                 if place in left:
                     left.discard(place)
-                    part.add(place)
-                    frontier.append(place)
-                elif place not in part and 0 <= place[0] < height and 0 <= place[1] < width:
+                    part.append(place)
+                elif place not in empty and 0 <= place[0] < height and 0 <= place[1] < width:
                     closed = closed and is_wall(*place)
         if closed:
-            found |= part
+            found.update(part)
     return found
 
 
-def _beside(row: int, column: int) -> tuple[Place, Place, Place, Place]:
-    return (row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)
-
-
 def _check_widths(rows: list[str]) -> None:
-    width = len(rows[0])
     for number, row in enumerate(rows):
-        if len(row) != width:
+        if len(row) != len(rows[0]):
             raise ValueError(
-                f"ragged level: row {number} has {len(row)} cells, row 0 has {width}; pad the rows with walls or floor"
+                f"ragged level: row {number} has {len(row)} cells, row 0 has {len(rows[0])}; pad the rows with walls "
+                "or floor"
             )
 
 

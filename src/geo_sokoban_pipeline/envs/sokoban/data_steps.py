@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import validate_parameters
-from geo_sokoban_pipeline.envs.rows import HubReader, as_frame, unique_ids
+from geo_sokoban_pipeline.envs.rows import SPLITS, HubReader, as_frame, overlaps, unique_ids
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def make_prompts(
     raw_levels: pd.DataFrame, parameters: Mapping[str, Any] | SokobanDataOptions
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Processed rows for training, validation and evaluation, in the order of the raw levels."""
-    from geo_sokoban_pipeline.envs.rows import SPLITS
     from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS, prompt_row
 
     options = as_options(parameters)
@@ -91,7 +90,6 @@ def report_data(
     parameters: Mapping[str, Any] | SokobanDataOptions,
 ) -> dict[str, Any]:
     """Data report: rows read and rejected, levels and layouts by split and length, overlaps (0 by rule)."""
-    from geo_sokoban_pipeline.envs.rows import overlaps
     from geo_sokoban_pipeline.envs.sokoban.sources import setting_yield
 
     options = as_options(parameters)

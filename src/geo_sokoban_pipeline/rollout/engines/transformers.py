@@ -66,10 +66,8 @@ class SlotKvCache:
 
     def swap(self, first: Sequence[int], second: Sequence[int]) -> None:
         """Exchange rows pairwise; the two lists share no row."""
-        if not len(first):
-            return
         source, target = [*second, *first], [*first, *second]
-        used = int(self.lengths[source].max())
+        used = int(self.lengths[source].max(initial=0))
         self.lengths[target] = self.lengths[source]
         if not used:
             return
@@ -360,29 +358,17 @@ class NgramProposer:
 
     def propose(self, prefix: Sequence[int]) -> list[int]:
         """Tokens that nearly always follow this prefix; never a response's last token, which needs no next logits."""
-        node = self._find(prefix)
+        node = self._root if len(prefix) < self._depth else _Node()
         proposed: list[int] = []
-        while node is not None:
-            token, following = self._most_frequent(node)
-            if following is None or not following.following:
+        for token in prefix:
+            node = node.following.get(token, _Node())
+        while node.count >= self._least and node.following:
+            token, following = max(node.following.items(), key=lambda pair: pair[1].count)
+            if following.count < self._share * node.count or not following.following:
                 break
             proposed.append(token)
             node = following
         return proposed
-
-    def _find(self, prefix: Sequence[int]) -> _Node | None:
-        if len(prefix) >= self._depth:
-            return None
-        node: _Node | None = self._root
-        for token in prefix:
-            node = node.following.get(token) if node is not None else None
-        return node
-
-    def _most_frequent(self, node: _Node) -> tuple[int, _Node | None]:
-        if node.count < self._least or not node.following:
-            return -1, None
-        token, following = max(node.following.items(), key=lambda pair: pair[1].count)
-        return (token, following) if following.count >= self._share * node.count else (-1, None)
 
 
 # The engine.

@@ -324,10 +324,8 @@ class TorchBackend(RankState):
             Metrics of the objective over this rank's part; `grad_norm` and `skipped` of the whole step.
         """
         samples = batch.make() if isinstance(batch, Demonstrations) else batch
-        if size is None:
-            size = self._measure(samples)
         # These leave the gradients of the whole step in the parameters.
-        metrics = self._pass.accumulate(samples, objective, size)
+        metrics = self._pass.accumulate(samples, objective, self._measure(samples) if size is None else size)
         norm = self._clip()
         if math.isfinite(norm):
             self.optimizers.step(learning_rate)
@@ -521,9 +519,9 @@ class GradientPass:
         target = self._packed(counts)
         empty = values.new_zeros(len(samples) * max(counts))
         mask = torch.zeros_like(empty, dtype=torch.bool).index_fill(0, target, True)
-        packed = empty.index_copy(0, target, values), empty.index_copy(0, target, entropies), mask
         shape = (len(samples), max(counts))
-        return packed[0].view(shape), packed[1].view(shape), packed[2].view(shape)
+        values, entropies = (empty.index_copy(0, target, found).view(shape) for found in (values, entropies))
+        return values, entropies, mask.view(shape)
 
     def _forward(
         self,
@@ -562,8 +560,7 @@ class GradientPass:
 
     def _packed(self, counts: Sequence[int]) -> Tensor:
         """Places of the trained tokens in rows of equal width, one after the other."""
-        width = max(counts)
-        places = [np.arange(own) + row * width for row, own in enumerate(counts)]
+        places = [np.arange(own) + row * max(counts) for row, own in enumerate(counts)]
         return torch.from_numpy(np.concatenate(places)).to(self._device)
 
     def _read_out(self, states: Tensor, labels: Tensor, head: nn.Module, *, use: EntropyUse) -> tuple[Tensor, Tensor]:

@@ -207,16 +207,13 @@ def lay_out_free(figure: Figure, generator: random.Random, scale: float, *, upri
     Returns:
         None if labels find no room in several orientations.
     """
-    for _ in range(_ORIENTATIONS):
-        if (placed := _try_orientation(figure, generator, scale, upright)) is not None:
-            return placed
-    return None
+    tries = (_try_orientation(figure, generator, scale, upright) for _ in range(_ORIENTATIONS))
+    return next((placed for placed in tries if placed is not None), None)
 
 
 def _try_orientation(figure: Figure, generator: random.Random, scale: float, upright: bool) -> FigureLayout | None:
-    turn = 1 + 0j
-    if not upright and generator.random() < _TURNED_SHARE:
-        turn = polar(1.0, generator.uniform(-180.0, 180.0))
+    is_turned = not upright and generator.random() < _TURNED_SHARE
+    turn = polar(1.0, generator.uniform(-180.0, 180.0)) if is_turned else 1 + 0j
     mirrored = generator.random() < 0.5
     font_size, line_width = max(8, round(_FONT_SIZE * scale)), _LINE_WIDTH * scale
 
@@ -353,12 +350,9 @@ def _ticks(mark: Mark, width: float) -> list[Chain]:
 def _heads(mark: Mark, width: float) -> list[Chain]:
     start, end = mark.points
     along = (end - start) / abs(end - start) * width
-    heads: list[Chain] = []
-    for index in range(mark.count):
-        tip = (start + end) / 2 + along * (_HEAD_GAP * (index - (mark.count - 1) / 2) + _HEAD_LENGTH / 2)
-        base = tip - along * _HEAD_LENGTH
-        heads.append((tip, base + along * 1j * _HEAD_HALF, base - along * 1j * _HEAD_HALF))
-    return heads
+    places = [_HEAD_GAP * (index - (mark.count - 1) / 2) + _HEAD_LENGTH / 2 for index in range(mark.count)]
+    pairs = [(tip, tip - along * _HEAD_LENGTH) for tip in ((start + end) / 2 + along * place for place in places)]
+    return [(tip, base + along * 1j * _HEAD_HALF, base - along * 1j * _HEAD_HALF) for tip, base in pairs]
 
 
 # Obstacles of labels: the lines of a drawing as straight pieces, and the boxes of labels already placed.
@@ -381,11 +375,9 @@ def line_pieces(figure: Figure, line_width: float, *, marks: bool = True) -> np.
     chains = [stroke.points for stroke in figure.strokes if stroke.style != "filled"]
     chains += [arc_chain(arc) for arc in figure.arcs]
     if marks:
-        for mark in figure.marks:
-            for chain, closed in mark_shape(mark, line_width):
-                chains.append((*chain, chain[0]) if closed else chain)
-        for stroke in figure.strokes:
-            chains += [(*head, head[0]) for head in arrow_heads(stroke, line_width)]
+        shapes = [shape for mark in figure.marks for shape in mark_shape(mark, line_width)]
+        shapes += [(head, True) for stroke in figure.strokes for head in arrow_heads(stroke, line_width)]
+        chains += [(*chain, chain[0]) if closed else chain for chain, closed in shapes]
     ends = [(a.real, a.imag, b.real, b.imag) for chain in chains for a, b in zip(chain, chain[1:], strict=False)]
     return np.array(ends, dtype=np.float64).reshape(-1, 4)
 
@@ -592,7 +584,8 @@ def render_layout_png(layout: FigureLayout) -> bytes:
     canvas = Image.new("RGB", (layout.width * OVERSAMPLE, layout.height * OVERSAMPLE), PAPER)
     pencil = _Pencil(ImageDraw.Draw(canvas), layout.line_width)
     for arc in layout.figure.arcs:
-        pencil.draw_arc(arc, fill_only=True)
+        if arc.filled:
+            pencil.fill((arc.centre, *arc_chain(arc)), FILL)
     for style in ("filled", "line", "dashed"):
         for stroke in layout.figure.strokes:
             if stroke.style == style:
@@ -600,7 +593,7 @@ def render_layout_png(layout: FigureLayout) -> bytes:
                 for head in arrow_heads(stroke, layout.line_width):
                     pencil.fill(head, LINE)
     for arc in layout.figure.arcs:
-        pencil.draw_arc(arc)
+        pencil.line(arc_chain(arc), LINE, pencil.width)
     for mark in layout.figure.marks:
         pencil.draw_mark(mark)
     pixels = np.asarray(canvas.reduce(OVERSAMPLE)).copy()
@@ -622,12 +615,12 @@ def _write(pixels: np.ndarray, text: str, x: int, y: int, size: int) -> None:
     pixels[rows, columns] = (area * (255 - ink)[..., None] // 255).astype(np.uint8)
 
 
+@dataclass
 class _Pencil:
     """Draws on an enlarged canvas in the image's pixels."""
 
-    def __init__(self, draw: ImageDraw.ImageDraw, width: float) -> None:
-        self.draw = draw
-        self.width = width
+    draw: ImageDraw.ImageDraw
+    width: float
 
     def at(self, point: complex) -> tuple[float, float]:
         # Pillow's coordinates are centres of pixels, ours are edges. Rounded, because the ends of a level line may
@@ -653,15 +646,6 @@ class _Pencil:
             for start, end in zip(points, points[1:], strict=False):
                 for dash in dashes(start, end, self.width):
                     self.line(dash, LINE, self.width)
-
-    def draw_arc(self, arc: Arc, *, fill_only: bool = False) -> None:
-        if fill_only and not arc.filled:
-            return
-        chain = arc_chain(arc)
-        if fill_only:
-            self.fill((arc.centre, *chain), FILL)
-        else:
-            self.line(chain, LINE, self.width)
 
     def draw_mark(self, mark: Mark) -> None:
         for chain, closed in mark_shape(mark, self.width):

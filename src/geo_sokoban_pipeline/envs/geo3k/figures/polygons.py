@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from fractions import Fraction
+from itertools import accumulate
 
 from geo_sokoban_pipeline.envs.geo3k.config import Difficulty
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import ExactValue, exact
@@ -33,11 +34,9 @@ def triangle_angles(generator: random.Random, difficulty: Difficulty) -> Sketch:
     """The angles of a triangle add up to 180°; hard ones are all expressions, medium ones isosceles triangles."""
     if difficulty == "medium":
         return _isosceles(generator)
-    while True:
+    left = right = 0
+    while not 30 <= (top := 180 - left - right) <= 110:
         left, right = generator.randint(32, 98), generator.randint(32, 98)
-        top = 180 - left - right
-        if 30 <= top <= 110:
-            break
     texts: tuple[str, ...]
     if difficulty == "easy":
         texts, value = (f"{left}°", f"{right}°", "x°"), exact(top)
@@ -68,11 +67,9 @@ def _isosceles(generator: random.Random) -> Sketch:
 
 def exterior_angle(generator: random.Random, difficulty: Difficulty) -> Sketch:
     """An exterior angle is the sum of the two remote interior ones."""
-    while True:
+    left = top = 0
+    while not 60 <= (outside := left + top) <= 145:
         left, top = generator.randint(32, 85), generator.randint(32, 85)
-        if 60 <= left + top <= 145:
-            break
-    outside = left + top
     corners = triangle_corners(left, 180 - outside)
     far = corners[1] + 0.55
     texts: tuple[str, str, str]
@@ -178,11 +175,8 @@ def _convex_polygon(generator: random.Random, sides: int) -> tuple[list[int], tu
         angles.append(total - sum(angles))
         if not 68 <= angles[-1] <= 158:
             continue
-        directions, heading = [], 0
-        for each in angles:
-            # Side i leaves corner i; it has turned by the exterior angle there.
-            heading += 180 - each
-            directions.append(polar(1.0, heading))
+        # Side i leaves corner i; it has turned by the exterior angle there.
+        directions = [polar(1.0, heading) for heading in accumulate(180 - each for each in angles)]
         lengths = [generator.uniform(0.7, 1.2) for _ in range(sides - 2)]
         rest = -sum((size * way for size, way in zip(lengths, directions, strict=False)), 0j)
         one, other = directions[-2:]
@@ -191,10 +185,8 @@ def _convex_polygon(generator: random.Random, sides: int) -> tuple[list[int], tu
         far = (one.real * rest.imag - one.imag * rest.real) / cross
         if not (0.6 <= near <= 1.5 and 0.6 <= far <= 1.5):
             continue
-        corners = [0j]
-        for size, way in zip([*lengths, near], directions, strict=False):
-            corners.append(corners[-1] + size * way)
-        return angles, tuple(corners)
+        sides_drawn = (size * way for size, way in zip([*lengths, near], directions, strict=False))
+        return angles, tuple(accumulate(sides_drawn, initial=0j))
 
 
 def _tangent(degrees: float) -> float:
@@ -416,14 +408,10 @@ def special_right_triangle(generator: random.Random, difficulty: Difficulty) -> 
     """Sides of triangles with 45° and 45° or 30° and 60°: hard ones are given with a root."""
     half_square = generator.random() < 0.45
     if half_square:
-        shape = {"leg": exact(1), "other": exact(1), "hypotenuse": exact(1, 2)}
-        degrees = 45
-    else:
-        shape = {"leg": exact(1), "other": exact(1, 3), "hypotenuse": exact(2)}
-        degrees = 60
-    if half_square:
+        shape, degrees = {"leg": exact(1), "other": exact(1), "hypotenuse": exact(1, 2)}, 45
         given, asked = ("leg", "hypotenuse") if difficulty == "easy" else generator.sample(("leg", "hypotenuse"), 2)
     else:
+        shape, degrees = {"leg": exact(1), "other": exact(1, 3), "hypotenuse": exact(2)}, 60
         given = "leg" if difficulty == "easy" else generator.choice(sorted(shape))
         asked = generator.choice([side for side in sorted(shape) if side != given])
     size = generator.randint(3, 40)

@@ -170,11 +170,6 @@ class Server:
             await asyncio.sleep(_PAUSE_SECONDS)
         return answers
 
-    async def settle(self) -> int:
-        """Wait for a restart in progress; returns the number of its life."""
-        async with self.lock:
-            return self.life
-
     async def place(self) -> ServerPlace:
         """Where it is, once a restart in progress is over: only then it has its weights."""
         async with self.lock:
@@ -369,12 +364,9 @@ class Fleet:
         asleep = [server for server in self.servers if memory in server.released]
         for server in asleep:
             server.released.discard(memory)
-        commands = (server.client.command("/resume_memory_occupation", {"tags": [memory]}) for server in asleep)
-        for server, answer in zip(asleep, await asyncio.gather(*commands, return_exceptions=True), strict=True):
-            if isinstance(answer, ServerLost | BadResponse):
-                await self._restart(server, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
+        lost = await self._command(asleep, "/resume_memory_occupation", {"tags": [memory]})
+        for server, fault in lost.items():
+            await self._restart(server, fault)
 
     def server_of(self, key: str) -> Server:
         """The server of a conversation."""
@@ -393,8 +385,8 @@ class Fleet:
 
         A router would use a restarted server before it has its weights.
         """
-        lives = [(one, await one.settle()) for one in self.possible_servers(server)]
-        return next(life for one, life in lives if one is server)
+        places = [(one, await one.place()) for one in self.possible_servers(server)]
+        return next(place.life for one, place in places if one is server)
 
     async def abort(self, rid: str, server: Server) -> None:
         """Abort a request at every server that may have it."""
@@ -419,7 +411,7 @@ class Fleet:
                 await self.bring_back(server, life, fault)
             return
         for other in self.servers:
-            life = await other.settle()
+            life = (await other.place()).life
             if other.hung.is_set() or not await other.client.is_ready():
                 await self.bring_back(other, life, fault)
         if (reason := self._router.lost()) is not None:
@@ -488,14 +480,18 @@ class Fleet:
         return {server: update.faults[server.client] for server in servers if server.client in update.faults}
 
     @staticmethod
-    async def _command(servers: Sequence[Server], path: str, body: dict[str, Any]) -> None:
-        """Command servers; a lost one is found by the next update or request."""
+    async def _command(servers: Sequence[Server], path: str, body: dict[str, Any]) -> dict[Server, ServerFault]:
+        """Command servers; returns faults of lost ones, which the next update or request finds too."""
         answers = await asyncio.gather(
             *(server.client.command(path, body) for server in servers), return_exceptions=True
         )
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, ServerLost | BadResponse):
+        lost: dict[Server, ServerFault] = {}
+        for server, answer in zip(servers, answers, strict=True):
+            if isinstance(answer, ServerLost | BadResponse):
+                lost[server] = answer
+            elif isinstance(answer, BaseException):
                 raise answer
+        return lost
 
     def _check_restarts(self, server: Server, fault: ServerFault) -> None:
         allowed = self.options.faults.restarts

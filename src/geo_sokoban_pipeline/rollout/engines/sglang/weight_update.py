@@ -21,6 +21,7 @@ import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any
@@ -253,35 +254,35 @@ def pack_handles(named: Sequence[tuple[str, Tensor]]) -> list[bytes]:
     return writer.close()
 
 
+@dataclass
 class _Handle:
     """Pickled as torch pickles a GPU tensor for another process, with the GPU's identifier in place of its number.
 
     A server counts the GPUs that it sees, so a number may mean another GPU there. SGLang accepts either.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+    tensor: Tensor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rebuild, values = reductions.reduce_tensor(self._tensor)
+        rebuild, values = reductions.reduce_tensor(self.tensor)
         place = list(inspect.signature(rebuild).parameters).index("storage_device")
         identifier = str(torch.cuda.get_device_properties(values[place]).uuid)
         return rebuild, (*values[:place], identifier, *values[place + 1 :])
 
 
+@dataclass
 class _Emptied:
     """Pickled as a list, item by item; each is taken out of the list before."""
 
-    def __init__(self, named: list[tuple[str, Tensor]]) -> None:
-        self._named = named
+    named: list[tuple[str, Tensor]]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (), None, self._items()
 
     def _items(self) -> Iterator[tuple[str, Tensor]]:
-        self._named.reverse()
-        while self._named:
-            name, tensor = self._named.pop()
+        self.named.reverse()
+        while self.named:
+            name, tensor = self.named.pop()
             own = tensor.detach().cpu()
             if own.untyped_storage().nbytes() > own.nbytes or not own.is_contiguous():
                 own = own.clone().contiguous()  # a pickled view would contain its whole storage
