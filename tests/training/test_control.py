@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_steps(rows, share, steps):
     budget = plan_budget(start(), rows, episodes_per_step=24, share=share, cpu_seconds_per_step=0.1)
     assert (budget.steps, budget.first) == (steps, 24_000)
     # What `budget.json` and the control's manifest hold.
-    assert budget.entries() == {
+    assert asdict(budget) == {
         "grpo_cpu_seconds": pytest.approx(grpo_cpu_seconds(rows)),
         "cpu_seconds_per_step": 0.1,
         "steps": steps,

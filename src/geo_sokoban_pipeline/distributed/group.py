@@ -38,13 +38,13 @@ def interface_of(address: str) -> str:
     Raises:
         ValueError: there is none.
     """
-    for name, known in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == address for entry in known):
-            return name
-    raise ValueError(
-        f"no network interface of this machine has the address {address}, by which Ray knows it. Start the node with "
-        "--node-ip-address=<an address that the others reach>."
-    )
+    known = ((name, entry.address.partition("%")[0]) for name, own in psutil.net_if_addrs().items() for entry in own)
+    if (found := next((name for name, each in known if each == address), None)) is None:
+        raise ValueError(
+            f"no network interface of this machine has the address {address}, by which Ray knows it. Start the node "
+            "with --node-ip-address=<an address that the others reach>."
+        )
+    return found
 
 
 class Rendezvous:

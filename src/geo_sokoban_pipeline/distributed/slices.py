@@ -38,6 +38,12 @@ class Slice:
         part = tensor[self.rows.start : self.rows.stop]
         return part if self.columns is None else part[:, self.columns.start : self.columns.stop]
 
+    @property
+    def entry(self) -> dict[str, list[int]]:
+        """First number and end of its rows, and of its columns if it has some, for an index."""
+        ranges = {"rows": self.rows, "columns": self.columns}
+        return {name: [part.start, part.stop] for name, part in ranges.items() if part is not None}
+
 
 def split_rows(count: int, parts: int) -> list[range]:
     """Rows of a tensor by shard, as FSDP2 splits them: equally many, the last shards fewer or none."""
@@ -131,22 +137,14 @@ def write_places(
     Returns:
         Sizes and digests of the files that this rank has written.
     """
-    index: dict[str, list[dict[str, object]]] = {}
-    own: dict[str, Tensor] = {}
-    for name, ranks in places.items():
-        index[name] = []
-        for rank, place in ranks.items():
-            if not place.rows:
-                continue
-            entry: dict[str, object] = {"file": _slice_file(stem, rank, group.size)}
-            entry["rows"] = [place.rows.start, place.rows.stop]
-            if place.columns is not None:
-                entry["columns"] = [place.columns.start, place.columns.stop]
-            index[name].append(entry)
-            if rank == group.rank:
-                own[name] = read(name)
+    held = {name: {rank: place for rank, place in ranks.items() if place.rows} for name, ranks in places.items()}
     if group.rank == 0:
+        index = {
+            name: [{"file": _slice_file(stem, rank, group.size), **place.entry} for rank, place in ranks.items()]
+            for name, ranks in held.items()
+        }
         write_json(_slice_index(folder, stem), {"slices": index})
+    own = {name: read(name) for name, ranks in held.items() if group.rank in ranks}
     if not own:
         return {}
     specs = {name: TensorSpec.of(part) for name, part in own.items()}

@@ -171,11 +171,10 @@ def save_encoding(policy: Policy, folder: Path) -> None:
     config.save_pretrained(folder)
     _generation_config(policy).save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-    values = processor_values(policy.image_processor)
-    stock = {**values, "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen3VLProcessor"}
-    _write(folder / "preprocessor_config.json", stock)
-    video = {**values, "video_processor_type": "Qwen3VLVideoProcessor", "processor_class": "Qwen3VLProcessor"}
-    _write(folder / "video_preprocessor_config.json", video)
+    values, last = processor_values(policy.image_processor), {"processor_class": "Qwen3VLProcessor"}
+    stock = {"image_processor_type": "Qwen2VLImageProcessor"}
+    _write(folder / "preprocessor_config.json", values | stock | last)
+    _write(folder / "video_preprocessor_config.json", values | {"video_processor_type": "Qwen3VLVideoProcessor"} | last)
 
 
 def _generation_config(policy: Policy) -> Any:
@@ -185,12 +184,11 @@ def _generation_config(policy: Policy) -> Any:
     """
     config = copy.deepcopy(policy.model.generation_config)
     config._from_model_config = False  # else transformers derives it again from the model's config
-    if config.eos_token_id is None:
-        config.eos_token_id = list(policy.end_ids)
-    if config.pad_token_id is None:
-        config.pad_token_id = policy.tokenizer.pad_token_id
-    if config.suppress_tokens is None:
-        config.suppress_tokens = policy.banned_ids.tolist()
+    pad_id, banned = policy.tokenizer.pad_token_id, policy.banned_ids.tolist()
+    own = {"eos_token_id": list(policy.end_ids), "pad_token_id": pad_id, "suppress_tokens": banned}
+    for name, value in own.items():
+        if getattr(config, name) is None:
+            setattr(config, name, value)
     return config
 
 

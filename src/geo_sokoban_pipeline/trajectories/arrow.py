@@ -37,7 +37,13 @@ def build_column(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Arra
 
 def read_column(name: str, array: pa.Array) -> list[Any]:
     """Python values of one column, one per row; turns come as dicts of their fields."""
-    return _READERS.get(name, pa.Array.to_pylist)(array)
+    if name not in _READERS:
+        return array.to_pylist()
+    ragged = Ragged.of(array)
+    rows = _split(_READERS[name](ragged.values), ragged.offsets)
+    if array.null_count:
+        rows = [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+    return [dict(row) for row in rows] if name in NAMED_COLUMNS else rows
 
 
 def gather_columns(items: Iterable[Any], names: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -215,55 +221,32 @@ def _split(flat: Any, offsets: np.ndarray) -> list[Any]:
     return [flat[start:end] for start, end in pairwise(offsets.tolist())]
 
 
-def _read_numbers(array: pa.Array) -> list[np.ndarray | None]:
-    ragged = Ragged.of(array)
-    rows = _split(ragged.values.copy(), ragged.offsets)
-    if not array.null_count:
-        return rows
-    return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+def _read_fields(structs: pa.StructArray, *names: str) -> list[tuple[Any, ...]]:
+    return list(zip(*(structs.field(name).to_pylist() for name in names), strict=True))
 
 
-def _read_spans(array: pa.Array) -> list[Spans]:
-    ragged = Ragged.of(array)
-    columns = [ragged.values.field(name).to_pylist() for name in ("version", "start", "end")]
-    return _split(list(zip(*columns, strict=True)), ragged.offsets)
+def _read_turns(structs: pa.StructArray) -> list[dict[str, Any]]:
+    names = [spec.name for spec in structs.type]
+    turns = [dict(zip(names, cells, strict=True)) for cells in _read_fields(structs, *names)]
+    return [turn | {"info": json.loads(turn["info"])} for turn in turns]
 
 
-def _read_grids(array: pa.Array) -> list[list[tuple[int, int, int]]]:
-    ragged = Ragged.of(array)
-    return _split([tuple(grid) for grid in ragged.values.to_pylist()], ragged.offsets)
-
-
-def _read_named(array: pa.Array) -> list[dict[str, float]]:
-    ragged = Ragged.of(array)
-    pairs = zip(ragged.values.field("name").to_pylist(), ragged.values.field("value").to_pylist(), strict=True)
-    return [dict(row) for row in _split(list(pairs), ragged.offsets)]
-
-
-def _read_turns(array: pa.Array) -> list[list[dict[str, Any]]]:
-    ragged = Ragged.of(array)
-    names = [spec.name for spec in ragged.values.type]
-    columns = [ragged.values.field(name).to_pylist() for name in names]
-    columns[names.index("info")] = [json.loads(text) for text in columns[names.index("info")]]
-    return _split([dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)], ragged.offsets)
-
-
-def _read_images(array: pa.Array) -> list[list[bytes]]:
-    ragged = Ragged.of(array)
-    data = ragged.values.field("bytes")
+def _read_images(structs: pa.StructArray) -> list[bytes]:
+    data = structs.field("bytes")
     if not pa.types.is_dictionary(data.type):
         data = data.dictionary_encode()
     unique = data.dictionary.to_pylist()
-    return _split([unique[index] for index in data.indices.to_pylist()], ragged.offsets)
+    return [unique[index] for index in data.indices.to_pylist()]
 
 
-_READERS: dict[str, Callable[[pa.Array], list[Any]]] = {
-    **dict.fromkeys(_NUMBER_COLUMNS, _read_numbers),
-    **dict.fromkeys(NAMED_COLUMNS, _read_named),
-    "weight_spans": _read_spans,
+# Values of all rows of a column, one after the other.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_NUMBER_COLUMNS, np.copy),
+    **dict.fromkeys(NAMED_COLUMNS, lambda structs: _read_fields(structs, "name", "value")),
+    "weight_spans": lambda structs: _read_fields(structs, "version", "start", "end"),
     "turns": _read_turns,
     "images": _read_images,
-    "image_grid_thw": _read_grids,
+    "image_grid_thw": lambda lists: list(map(tuple, lists.to_pylist())),
 }
 
 

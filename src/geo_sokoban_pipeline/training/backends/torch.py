@@ -194,10 +194,14 @@ class RankState:
         # Rounded before it is sent.
         return gather(self._parameters[name].detach().to(dtype))
 
+    def _digested(self) -> Iterable[Tensor]:
+        """What this rank holds of the weights, and all buffers."""
+        return (*map(own_part, self._parameters.values()), *self.trained_policy.model.buffers())
+
     def digest(self) -> str:
-        """Hash of what this rank holds of the weights, and of all buffers."""
+        """Hash of what is equal on all ranks that hold the same weights."""
         digest = hashlib.blake2b(digest_size=16)
-        for tensor in (*map(own_part, self._parameters.values()), *self.trained_policy.model.buffers()):
+        for tensor in self._digested():
             digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 

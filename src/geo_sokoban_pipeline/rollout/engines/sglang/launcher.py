@@ -184,8 +184,9 @@ class ServerProgram:
                 model.bias,
                 gpu=self._gpu,
             )
-            environment = server_environment(self.options, self._variables)
-            self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
+            self._process = ServerProcess(
+                command, server_environment(self.options, self._variables), self.log, self.options.faults.grace
+            )
             self.released.clear()
 
     def lost(self) -> str | None:
@@ -275,7 +276,6 @@ class ServerProcess:
         self.command = list(command)
         self.log = log
         self.grace = grace
-        self.pid = 0
         log.parent.mkdir(parents=True, exist_ok=True)
         self._began_at = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:

@@ -6,7 +6,6 @@ for bit, because each step takes its gradients from one of them, or sums them wh
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, gather, map_matrices, shard_modules
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors, own_part, with_part, write_places
+from geo_sokoban_pipeline.distributed.slices import StoredTensors, own_part, with_part, write_places
 from geo_sokoban_pipeline.grpo.loss import EntropyUse, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, empty_model, use_types
 from geo_sokoban_pipeline.policies.weights import TensorSpec
@@ -230,13 +229,9 @@ class MegatronBackend(TorchBackend):
     def _gather(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._table.gather(name, dtype)
 
-    def digest(self) -> str:
-        """Hash of what all ranks of a tensor-parallel group hold."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name, parameter in self._parameters.items():
-            if not self._table.is_split(name):
-                digest.update(own_part(parameter).cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
+    def _digested(self) -> Iterator[Tensor]:
+        """What all ranks of a tensor-parallel group hold."""
+        return (own_part(each) for name, each in self._parameters.items() if not self._table.is_split(name))
 
     def _write_moments(self, folder: Path, moments: Mapping[str, Tensor]) -> Files:
         assert self._group is not None
@@ -250,10 +245,12 @@ class MegatronBackend(TorchBackend):
         # Tensors that all ranks of a tensor-parallel group hold are dealt to them by size.
         alike = sorted(key for key, (weight, _) in found.items() if weight.split is None)
         owners = dict(zip(alike, deal([found[key][0].spec.bytes for key in alike], self._layout.tensor), strict=True))
-        places: dict[str, dict[int, Slice]] = {}
-        for key, (weight, _) in sorted(found.items()):
-            ranks = self._table.holders(weight, owners.get(key, 0))
-            places[key] = {rank: self._table.piece(weight, rank).place for rank in ranks}
+        places = {
+            key: {
+                rank: self._table.piece(weight, rank).place for rank in self._table.holders(weight, owners.get(key, 0))
+            }
+            for key, (weight, _) in sorted(found.items())
+        }
         return write_places(
             folder, OPTIMIZER, places, lambda key: self._table.read(*found[key]).contiguous(), self._group
         )
