@@ -77,8 +77,7 @@ def user_message(observation: Observation | None) -> dict[str, Any]:
         for images in (observation.get("multi_modal_data") or {}).values()
         for image in images
     ]
-    content.append({"type": "text", "text": observation.get("obs_str", "")})
-    return {"role": "user", "content": content}
+    return {"role": "user", "content": [*content, {"type": "text", "text": observation.get("obs_str", "")}]}
 
 
 # The task.

@@ -116,13 +116,12 @@ class RankedBackend:
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         count = self._parts.count
-        parts: list[Any]
-        size = None
-        if isinstance(batch, Demonstrations):
-            parts = _filled(shard_range(batch.numbers, count), range(0), count)
-        else:
-            size = StepSize.of(batch)
-            parts = [[batch[index] for index in shard] for shard in _shard(batch, count, self._cost)]
+        size = None if isinstance(batch, Demonstrations) else StepSize.of(batch)
+        parts: list[Any] = (
+            _filled(shard_range(batch.numbers, count), range(0), count)
+            if isinstance(batch, Demonstrations)
+            else [[batch[index] for index in shard] for shard in _shard(batch, count, self._cost)]
+        )
         given = [(part, objective, learning_rate, size) for part in self._parts.spread(parts)]
         rows: list[dict[str, float]] = self._workers.call_each("step", given)
         self._note_change()

@@ -51,11 +51,9 @@ def intercepted_arc(generator: random.Random, difficulty: Difficulty) -> Sketch:
 
 def central_angle(generator: random.Random, difficulty: Difficulty) -> Sketch:
     """Central angles add up to 360° and equal their arcs: three angles, angles and an arc, or expressions."""
-    while True:
+    first = second = 0
+    while not 62 <= (third := 360 - first - second) <= 165:
         first, second = generator.randint(62, 165), generator.randint(62, 165)
-        third = 360 - first - second
-        if 62 <= third <= 165:
-            break
     texts = [f"{first}°", f"{second}°", "x°"]
     numbers: Numbers = (("a", min(first, second)), ("b", max(first, second)))
     value = exact(third)
@@ -72,12 +70,12 @@ def central_angle(generator: random.Random, difficulty: Difficulty) -> Sketch:
     points = [polar(1.0, direction) for direction in ends]
     arcs = [arc_of(0j, 1.0, ends[0], ends[1]), arc_of(0j, 1.0, ends[1], ends[2]), arc_of(0j, 1.0, ends[2], 360)]
     measures = (first, second, third)
-    labels: list[Label] = []
-    for index in range(3):
-        if difficulty == "medium" and index == 2:
-            labels.append(arc_label(texts[index], measures[index], arcs[index]))
-        else:
-            labels.append(angle(texts[index], measures[index], 0j, points[index], points[(index + 1) % 3]))
+    labels: list[Label] = [
+        arc_label(texts[i], measures[i], arcs[i])
+        if difficulty == "medium" and i == 2
+        else angle(texts[i], measures[i], 0j, points[i], points[(i + 1) % 3])
+        for i in range(3)
+    ]
     letters = point_names(generator, 3)
     labels += [name(letter, point, 0j) for letter, point in zip(letters, points, strict=True)]
     question = ask_x(generator)
