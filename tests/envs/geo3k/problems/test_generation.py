@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.envs.geo3k.figures import (
     generate_splits,
     problem_key,
 )
-from geo_sokoban_pipeline.envs.geo3k.figures.families import FAMILIES
+from geo_sokoban_pipeline.envs.geo3k.figures.generation import FAMILIES
 
 COUNTS = {"eval": 640, "validation": 256, "train": 1024}
 MIXED = ProblemOptions(difficulty="mixed")
