@@ -149,8 +149,7 @@ class FrameDataset(PathDataset[Any, Any]):
             if file_digest(self._path) == file_digest(made):
                 return True
             # Another version of the library may write the same rows in other bytes.
-            missing = object()
-            pairs = zip_longest(stored_rows(self._path), stored_rows(made), fillvalue=missing)
+            pairs = zip_longest(stored_rows(self._path), stored_rows(made), fillvalue=object())
             return all(one == other for one, other in pairs)
         except (DatasetError, ValueError, OSError, pa.ArrowException) as error:
             logger.warning("%s is replaced: %s", self._path, " ".join(str(error).split()))

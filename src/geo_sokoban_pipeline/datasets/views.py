@@ -306,8 +306,7 @@ class FrameFilter:
         if self.expression is None:
             return None
         table = read_trajectories(place, self.columns)
-        numbered = table.append_column(_ROW, [np.arange(table.num_rows)])
-        return numbered.filter(self.expression).column(_ROW).to_numpy()
+        return table.append_column(_ROW, [np.arange(table.num_rows)]).filter(self.expression).column(_ROW).to_numpy()
 
 
 def object_bytes(place: Path, names: Sequence[str]) -> tuple[int, dict[str, float]]:

@@ -129,8 +129,7 @@ class Actor:
             stream: number of its stream; None: it emits nothing.
         """
         began = time.perf_counter()
-        emit = () if stream is None else (self._streams[stream].put,)
-        answer = self._host.call(method, (*emit, *arguments))
+        answer = self._host.call(method, (*(() if stream is None else (self._streams[stream].put,)), *arguments))
         seconds = time.perf_counter() - began
         if seconds > _SLOW:
             logger.info("%s: %.1f s", method, seconds)

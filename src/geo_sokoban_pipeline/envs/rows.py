@@ -233,8 +233,7 @@ def wanted_splits(shares: SplitShares) -> list[str]:
 
 def overlaps(rows: Mapping[str, Iterable[str]]) -> int:
     """How many keys (hashes of layouts, levels or problems) occur in more than one split."""
-    seen = Counter(key for keys in rows.values() for key in set(keys))
-    return sum(1 for times in seen.values() if times > 1)
+    return sum(1 for times in Counter(key for keys in rows.values() for key in set(keys)).values() if times > 1)
 
 
 def _sizes(count: int, shares: Mapping[str, float]) -> dict[str, int]:

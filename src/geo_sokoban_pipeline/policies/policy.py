@@ -172,8 +172,7 @@ def save_encoding(policy: Policy, folder: Path) -> None:
     _generation_config(policy).save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     values, last = processor_values(policy.image_processor), {"processor_class": "Qwen3VLProcessor"}
-    stock = {"image_processor_type": "Qwen2VLImageProcessor"}
-    _write(folder / "preprocessor_config.json", values | stock | last)
+    _write(folder / "preprocessor_config.json", values | {"image_processor_type": "Qwen2VLImageProcessor"} | last)
     _write(folder / "video_preprocessor_config.json", values | {"video_processor_type": "Qwen3VLVideoProcessor"} | last)
 
 

@@ -96,9 +96,7 @@ class Demonstrator:
             trajectory = episode.snapshot()
         finally:
             close_environment(episode.env, f"a demonstration on {row.get('id')}", episode.env_calls)
-        if not trajectory.loss_mask.any():
-            return None
-        return build_sample(trajectory, self._policy)
+        return build_sample(trajectory, self._policy) if trajectory.loss_mask.any() else None
 
 
 @dataclass(frozen=True)

@@ -220,8 +220,7 @@ def _texts_of(ids: np.ndarray, policy: Policy) -> pa.Array:
 
 def _turns_of(episode: Trajectory, positions: np.ndarray) -> np.ndarray:
     """Number of the turn that each position lies in."""
-    starts = np.array([turn.token_start for turn in episode.turns])
-    return np.searchsorted(starts, positions, side="right") - 1
+    return np.searchsorted(np.array([turn.token_start for turn in episode.turns]), positions, side="right") - 1
 
 
 def _occlusion_rows(

@@ -504,8 +504,7 @@ def build_rank_scorer(
         from geo_sokoban_pipeline.training.backends.megatron.backend import build_parallel_pass
 
         assert group is not None
-        passes = build_parallel_pass(load_empty(chosen, folder), options, temperature, group, megatron)
-        return ReferenceScorer(passes)
+        return ReferenceScorer(build_parallel_pass(load_empty(chosen, folder), options, temperature, group, megatron))
     setting = PassSetting.of(options, temperature)
     mesh = _mesh_of(group, sharding, replicas)
     if mesh is not None:

@@ -195,8 +195,7 @@ def _check_nested_nulls(episodes: Episodes, path: str, array: pa.Array, to_row: 
         outer = to_row
         to_row = lambda position: outer(Ragged.of(array).row_of(position))  # noqa: E731
     elif pa.types.is_struct(array.type):
-        flat = array.flatten()
-        children = [(f"{path}.{array.type.field(index).name}", child) for index, child in enumerate(flat)]
+        children = [(f"{path}.{array.type.field(index).name}", child) for index, child in enumerate(array.flatten())]
     else:
         return
     for name, child in children:
@@ -319,8 +318,7 @@ def check_credits(episodes: Episodes) -> None:
         return
     episodes.fail_item(given & ~episodes.responses, "turns", turns, "credit is of assistant turns")
     credited = count_in_rows(given, turns) > 0
-    credit = field.to_numpy(zero_copy_only=False)[given]
-    total = np.bincount(turns.rows[given], credit, minlength=len(credited))
+    total = np.bincount(turns.rows[given], field.to_numpy(zero_copy_only=False)[given], minlength=len(credited))
     rewards = episodes.numbers("reward")
     is_equal = np.abs(total - rewards) <= _CREDIT_TOLERANCE * np.maximum(1.0, np.abs(rewards))
     episodes.fail_row(
@@ -401,8 +399,7 @@ def _any_in_row(bad: np.ndarray, items: Ragged) -> np.ndarray:
 def check_image_pads(episodes: Episodes) -> None:
     """The number of image pads equals the sum of t·h·w / merge_size² over the grids."""
     ids, grids = episodes.token_ids, episodes.grids
-    pads = np.flatnonzero(ids.values == episodes.image_pad_id)
-    found = np.diff(np.searchsorted(pads, ids.offsets))
+    found = np.diff(np.searchsorted(np.flatnonzero(ids.values == episodes.image_pad_id), ids.offsets))
     patches = episodes.grid_sizes.values.reshape(-1, 3).astype(np.int64).prod(axis=1)
     total = np.bincount(grids.rows, weights=patches, minlength=len(ids.lengths))  # float64: exact below 2**53
     expected = total / episodes.merge_size**2

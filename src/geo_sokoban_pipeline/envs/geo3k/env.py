@@ -306,8 +306,7 @@ class Geo3kEnv(SheetEnv):
             "tool_executed": True,
             "parsed_actions": [answer],
         }
-        is_over = final or (verdict.correct and self.options.end_on_correct)
-        return {**observation, "tool_score": score}, is_over, info
+        return {**observation, "tool_score": score}, final or (verdict.correct and self.options.end_on_correct), info
 
     def _read(self, text: str) -> ToolCall | None:
         return parse_tool_call(
@@ -318,8 +317,7 @@ class Geo3kEnv(SheetEnv):
         )
 
     def _say(self, case: str, quoted: str = "") -> dict[str, Any]:
-        is_raw = self.options.quote == "raw"
-        return {"obs_str": feedback_text(case, self.options.feedback, quoted, raw=is_raw)}
+        return {"obs_str": feedback_text(case, self.options.feedback, quoted, raw=self.options.quote == "raw")}
 
     def final_metrics(self) -> dict[str, float]:
         """The episode in numbers.

@@ -217,8 +217,7 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         agents: dict[str, ExpertOptions] = {"label": label}
         if answers := Counter(str(row["answer"]) for row in training):
             # Of equally frequent ones the first in the alphabet: the order of the rows must not decide.
-            most = min(answers, key=lambda answer: (-answers[answer], answer))
-            args = {"answer": most, "tool_share": 0.0}
+            args = {"answer": min(answers, key=lambda answer: (-answers[answer], answer)), "tool_share": 0.0}
             agents[MOST_FREQUENT] = ExpertOptions(factory=EXPERT, name="constant", args=args)
         if options.warm_start.steps and expert.model_dump() != label.model_dump():
             agents[expert_label(expert, EXPERT)] = expert

@@ -143,8 +143,7 @@ def _part(lines: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
     rows: list[str] = []
     comment_until = -1
     for number, line in enumerate([*lines, ""]):
-        is_row = number > comment_until and looks_like_row(line, bool(rows))
-        if is_row:
+        if number > comment_until and looks_like_row(line, bool(rows)):
             rows.append(line)
             continue
         for level, rule in _at_rules(rows):

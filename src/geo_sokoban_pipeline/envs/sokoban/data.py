@@ -172,8 +172,7 @@ def level_from_raw(row: Mapping[str, Any], number: int, source: str) -> LevelRow
         ValueError: prompt of another shape, no observation block, or a grid that `Board.from_text` refuses.
     """
     text = extract_text(row.get("prompt"))
-    board = Board.from_text(find_grid(text))
-    return _level_row(row, number, source, board, text, None)
+    return _level_row(row, number, source, Board.from_text(find_grid(text)), text, None)
 
 
 def level_from_processed(row: Mapping[str, Any], number: int, source: str, limits: ImageLimits) -> LevelRow:
@@ -286,8 +285,7 @@ def strip_chat_marks(text: str) -> str:
     if "<|im_start|>" not in text and "<|im_end|>" not in text:
         return text
     turn = _USER_TURN.search(text)
-    said = turn[1] if turn else _CHAT_MARK.sub("", _OPEN_THINK.sub("", text))
-    return said.strip()
+    return (turn[1] if turn else _CHAT_MARK.sub("", _OPEN_THINK.sub("", text))).strip()
 
 
 def _level_row(

@@ -279,6 +279,7 @@ def _tile_codes(cell_px: int) -> dict[bytes, int]:
         pixels = np.asarray(render(board, cell_px))
         for at, code in enumerate(board.codes()):
             row, column = divmod(at, board.width)
-            cell = pixels[row * cell_px : (row + 1) * cell_px, column * cell_px : (column + 1) * cell_px]
-            tiles[cell.tobytes()] = code
+            tiles[pixels[row * cell_px : (row + 1) * cell_px, column * cell_px : (column + 1) * cell_px].tobytes()] = (
+                code
+            )
     return tiles

@@ -64,8 +64,7 @@ def sample_levels(
     text = f"{options.source}: {reading.rows_read} rows looked at, {len(reading.levels)} levels"
     checks = [Check(_GROUP, "source", "ok", text)]
     if reading.rejected:
-        first = reading.rejected[0].reason
-        text = f"{len(reading.rejected)} of {reading.rows_read} entries rejected; first: {first}"
+        text = f"{len(reading.rejected)} of {reading.rows_read} entries rejected; first: {reading.rejected[0].reason}"
         checks.append(Check(_GROUP, "rows", "warning", text, "they are left out; see sokoban.rejected"))
     return checks, reading
 
@@ -145,8 +144,7 @@ def _first(options: SokobanDataOptions, rows: int) -> SokobanDataOptions:
     if options.source == "file":
         path, window = split_slice(options.file.path or "")
         if window == slice(None):
-            file = options.file.model_copy(update={"path": f"{path}@[0:{rows}]"})
-            return options.model_copy(update={"file": file})
+            return options.model_copy(update={"file": options.file.model_copy(update={"path": f"{path}@[0:{rows}]"})})
         return options
     wanted = {split: getattr(options.counts, split) for split in SPLITS}
     if options.source == "hub" or None in wanted.values():
@@ -164,10 +162,9 @@ def _read(path: Path) -> list[Row]:
 
     try:
         with pq.ParquetFile(path) as file:
-            rows: list[Row] = file.read().to_pylist()
+            return file.read().to_pylist()
     except pa.ArrowException as error:
         raise OSError(str(error)) from error
-    return rows
 
 
 def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> list[str]:
@@ -193,10 +190,8 @@ def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> li
         made = prompt_row({**first, **raw}, options)
     except (AttributeError, TypeError, ValueError) as error:  # a foreign table's columns may hold anything
         return [*differs, f"its first row is no level ({error})"]
-    for name, what in (("prompt", "another instruction"), ("images", "images of another size")):
-        if first[name] != made[name]:
-            differs.append(what)
-    return differs
+    names = {"prompt": "another instruction", "images": "images of another size"}
+    return differs + [what for name, what in names.items() if first[name] != made[name]]
 
 
 def sample_level(options: SokobanDataOptions) -> Row:

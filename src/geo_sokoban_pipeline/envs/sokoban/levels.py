@@ -193,8 +193,7 @@ def levels_of_layout(
     walls = layout.layout if isinstance(layout, Board) else layout
     for cells in combinations(bits(walls.floor), boxes):
         targets = sum(1 << cell for cell in cells)
-        layers = distance_layers(walls, targets, max_solution)
-        for length, layer in islice(enumerate(layers), min_solution, None):
+        for length, layer in islice(enumerate(distance_layers(walls, targets, max_solution)), min_solution, None):
             for box_mask, player in layer:
                 yield Board(walls, targets, box_mask, player), length
 

@@ -109,8 +109,7 @@ class _Search:
         legs: list[list[str]] = []
         while state in self.parents:
             before, direction = self.parents[state]
-            stand = state[1] - self.layout.deltas[direction]
-            legs.append([*shortest_walk(self.layout, before, stand), direction])
+            legs.append([*shortest_walk(self.layout, before, state[1] - self.layout.deltas[direction]), direction])
             state = before
         return [action for leg in reversed(legs) for action in leg]
 

@@ -124,8 +124,7 @@ def _by_layout(options: SokobanDataOptions, counts: dict[str, int], layouts: lis
 
 
 def _by_level(options: SokobanDataOptions, counts: dict[str, int], layouts: list[Layout]) -> dict[str, list[Level]]:
-    total = sum(counts.values())
-    levels = spread_draw(_draw(options, "all", layouts), total, _lengths(options)) if layouts else []
+    levels = spread_draw(_draw(options, "all", layouts), sum(counts.values()), _lengths(options)) if layouts else []
     drawn: dict[str, list[Level]] = {}
     # Held-out splits choose first, so that they get equal counts per length.
     for split in reversed(SPLITS):
@@ -265,8 +264,7 @@ def _count_levels(options: SokobanDataOptions, layouts: Sequence[Layout]) -> dic
         levels = levels_of_layout(layout, options.boxes, options.min_solution, options.max_solution)
         if any(layout.transform(symmetry) == layout for symmetry in range(1, 8)):
             # Only on symmetric walls can two of the listed levels be equal.
-            lengths = {board.canonical_hash: length for board, length in levels}
-            found.update(lengths.values())
+            found.update({board.canonical_hash: length for board, length in levels}.values())
         else:
             found.update(length for _, length in levels)
     return {str(length): found[length] for length in sorted(found)}

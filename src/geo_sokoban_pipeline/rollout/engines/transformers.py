@@ -580,8 +580,7 @@ class TransformersEngine:
             fed = [slot for slot, _ in chunk]
             proposals = self._propose(fed)
             feeds = [np.append(new, ids).astype(np.int64) for (_, new), ids in zip(chunk, proposals, strict=True)]
-            mask = self._cache.begin(len(chunk), max(map(len, feeds)), first)
-            states = self._forward(fed, feeds, proposals, mask)
+            states = self._forward(fed, feeds, proposals, self._cache.begin(len(chunk), max(map(len, feeds)), first))
             self._sample(fed, partial(self._logits, states), proposals)
             first += len(chunk)
             note_progress()

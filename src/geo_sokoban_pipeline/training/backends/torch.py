@@ -288,8 +288,7 @@ class TorchBackend(RankState):
             mesh = group.mesh()
         trained = policy if mesh is None else shard_policy(policy, mesh, offload=options.offload)
         device = policy.model.device if mesh is None else device_of_mesh(mesh)
-        setting = PassSetting.of(options, temperature)
-        passes = GradientPass(trained, setting, None if mesh is None else group, device)
+        passes = GradientPass(trained, PassSetting.of(options, temperature), None if mesh is None else group, device)
         self._set_up(policy, options, group, passes, device)
 
     def _set_up(
@@ -486,8 +485,7 @@ class GradientPass:
     @cached_property
     def _filler(self) -> TrainSample:
         """A sample of one token, for a pass without samples."""
-        allowed = np.setdiff1d(np.arange(len(self.policy.banned_ids) + 1), self.policy.banned_ids)
-        ids = allowed[:1].astype(np.int64)
+        ids = np.setdiff1d(np.arange(len(self.policy.banned_ids) + 1), self.policy.banned_ids)[:1].astype(np.int64)
         return TrainSample(ids, np.zeros((3, 1), np.int64), np.ones(1, np.int64), ids, [])
 
     @cached_property

@@ -121,8 +121,7 @@ def chord_angles(generator: random.Random, difficulty: Difficulty) -> Sketch:
         angle(texts[2], measure, crossing_point, points[0], points[1]),
     ]
     if generator.random() < 0.5:
-        letters = point_names(generator, 4)
-        labels += [name(letter, point, 0j) for letter, point in zip(letters, points, strict=True)]
+        labels += [name(letter, point, 0j) for letter, point in zip(point_names(generator, 4), points, strict=True)]
     chords = (Stroke((points[0], points[2])), Stroke((points[1], points[3])))
     figure = Figure(chords, (circle_of(0j, 1.0),), (), tuple(labels))
     return Sketch(ask_x(generator), numbers, value, value.label, figure, upright=False)
@@ -269,7 +268,5 @@ def _inscribed_shape(generator: random.Random, letter: str) -> tuple[Figure, Exa
         ]
         marks = (Mark("dot", (0j,)), Mark("right", (corner - middle, right - middle, top - middle)))
         numbers = (("leg", min(one, other)), ("other", max(one, other)))
-        chain = tuple(point - middle for point in (corner, right, top, corner))
-        strokes = (Stroke(chain),)
-    figure = Figure(strokes, (circle_of(0j, float(diameter) / 2),), marks, tuple(labels))
-    return figure, diameter, numbers
+        strokes = (Stroke(tuple(point - middle for point in (corner, right, top, corner))),)
+    return Figure(strokes, (circle_of(0j, float(diameter) / 2),), marks, tuple(labels)), diameter, numbers

@@ -221,8 +221,7 @@ def _try_orientation(figure: Figure, generator: random.Random, scale: float, upr
         # Image rows grow downwards: the mirror image of the plane.
         return ((-point.conjugate() if mirrored else point) * turn).conjugate()
 
-    pieces = line_pieces(figure.mapped(turned, 1.0), line_width, marks=False)
-    left, top, right, bottom = _extent(pieces)
+    left, top, right, bottom = _extent(line_pieces(figure.mapped(turned, 1.0), line_width, marks=False))
     wanted = (generator.uniform(*_WIDTHS) * scale, generator.uniform(*_HEIGHTS) * scale)
     factor = min(wanted[0] / max(right - left, 1e-9), wanted[1] / max(bottom - top, 1e-9))
     drawn = figure.mapped(lambda point: turned(point) * factor, factor)
@@ -542,8 +541,7 @@ def _at_arc(points: Sequence[complex], size: tuple[int, int], line_width: float)
         for part in (0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74):
             direction = (start - centre) / radius * cmath.exp(1j * sweep * part)
             for further in (0.0, 3.0):
-                distance = _support(direction, size, line_width) + 1 + further
-                yield centre + direction * (radius + side * distance)
+                yield centre + direction * (radius + side * (_support(direction, size, line_width) + 1 + further))
 
 
 def _around(points: Sequence[complex], size: tuple[int, int], line_width: float) -> Iterator[complex]:

@@ -358,8 +358,7 @@ def _sketch(shape: str, value: ExactValue, numbers: Numbers, figure: Figure, sca
     question = f"Find the area of the {shape}."
     if scale > 1:
         return Sketch(question + _ROUND, numbers, value, value.decimal(1), figure)
-    label = value.label if value.radicand != 1 else value.decimal()
-    return Sketch(question, numbers, value, label, figure)
+    return Sketch(question, numbers, value, value.label if value.radicand != 1 else value.decimal(), figure)
 
 
 TRIPLES = tuple(

@@ -364,8 +364,7 @@ class Fleet:
         asleep = [server for server in self.servers if memory in server.released]
         for server in asleep:
             server.released.discard(memory)
-        lost = await self._command(asleep, "/resume_memory_occupation", {"tags": [memory]})
-        for server, fault in lost.items():
+        for server, fault in (await self._command(asleep, "/resume_memory_occupation", {"tags": [memory]})).items():
             await self._restart(server, fault)
 
     def server_of(self, key: str) -> Server:
