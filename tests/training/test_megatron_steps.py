@@ -54,7 +54,7 @@ CASES = [
 def take_steps(backend: TrainBackend, samples: list[TrainSample], grpo: dict[str, Any]) -> Steps:
     scores = np.concatenate(backend.log_probs(samples))
     rows = [backend.step(samples, GrpoObjective(GrpoOptions(**grpo)), RATE) for _ in range(3)]
-    return Steps(rows, [], scores, {name: weight.detach().clone() for name, weight in backend.iter_weights()})
+    return Steps(rows, [], scores, {name: weight.detach().clone() for name, weight in backend.weight_source().read()})
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing(
         backend = build_backend(policy, options, 0.9, workers)
         row = backend.step(bad, GrpoObjective(GrpoOptions()), RATE)
         assert row["skipped"] == 1.0 and not np.isfinite(row["grad_norm"])
-        assert all(torch.equal(weight, before[name]) for name, weight in backend.iter_weights())
+        assert all(torch.equal(weight, before[name]) for name, weight in backend.weight_source().read())
         row = backend.step(batches["one"], GrpoObjective(GrpoOptions()), RATE)
         assert row["skipped"] == 0.0
 
@@ -182,7 +182,7 @@ def test_products_in_bfloat16_over_float32_weights(
             backend: Any = build_backend(policy, optimizer_options("adamw"), 0.9, workers, megatron)
             scores[name] = np.concatenate(backend.log_probs(samples))
             rows[name] = backend.step(samples, GrpoObjective(GrpoOptions()), RATE)
-            kinds = {weight.dtype for _, weight in backend.iter_weights()}
+            kinds = {weight.dtype for _, weight in backend.weight_source().read()}
         assert kinds == {torch.float32}
     gap = np.abs(scores["bfloat16"] - scores["float32"])
     found = np.abs(scores[layout] - scores["float32"])

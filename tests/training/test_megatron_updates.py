@@ -77,7 +77,7 @@ class StoredRun:
 
 def update(backend: TrainBackend, policy: Policy, options: Any, episodes: list[Trajectory], iteration: int) -> Update:
     row = update_policy(copy.deepcopy(episodes), policy, backend, options.grpo, options.optimizer, iteration, 0)
-    return Update(row, {name: weight.detach().clone() for name, weight in backend.iter_weights()})
+    return Update(row, {name: weight.detach().clone() for name, weight in backend.weight_source().read()})
 
 
 @pytest.fixture(scope="module")

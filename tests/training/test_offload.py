@@ -107,7 +107,7 @@ def test_weights_of_an_engine_are_made_when_it_needs_them(
     _, whole = build(setup, "adamw", offload=True)
     wanted = whole.step(batches["boards"], OBJECTIVE, RATE)
     assert backend.step(batches["boards"], OBJECTIVE, RATE) == pytest.approx(wanted, rel=1e-6)
-    sent = {name: weight.clone() for name, weight in backend.iter_weights()}
+    sent = {name: weight.clone() for name, weight in backend.weight_source().read()}
     assert policy.is_empty
     backend.renew()
     held = dict(policy.model.named_parameters())

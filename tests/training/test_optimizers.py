@@ -99,7 +99,7 @@ def test_a_loaded_state_goes_on_bit_for_bit(tiny_policy, tmp_path, matrices):
     other.load_state(tmp_path)
     step(backend, 2)
     step(other, 2)
-    for (name, ours), (_, theirs) in zip(backend.iter_weights(), other.iter_weights(), strict=True):
+    for (name, ours), (_, theirs) in zip(backend.weight_source().read(), other.weight_source().read(), strict=True):
         assert torch.equal(ours, theirs), name
     ours, theirs = backend.optimizers.state(), other.optimizers.state()
     assert ours[1] == theirs[1] == 3

@@ -132,7 +132,9 @@ class Steps:
 def take_steps(backend: TrainBackend, own: TorchBackend, samples: list[TrainSample], grpo: dict[str, Any]) -> Steps:
     gradients, scores = keep_gradients(own), np.concatenate(backend.log_probs(samples))
     rows = [backend.step(samples, GrpoObjective(GrpoOptions(**grpo)), RATE) for _ in range(3)]
-    return Steps(rows, gradients, scores, {name: weight.detach().clone() for name, weight in backend.iter_weights()})
+    return Steps(
+        rows, gradients, scores, {name: weight.detach().clone() for name, weight in backend.weight_source().read()}
+    )
 
 
 def alone(policy: Policy, samples: list[TrainSample], matrices: Any, grpo: dict[str, Any], **changes: Any) -> Steps:
@@ -262,11 +264,11 @@ def test_all_ranks_skip_a_step_in_which_one_has_no_finite_gradient(
         backend = build_backend(policy, optimizer_options("adamw"), 0.9, workers)
         row = backend.step(poisoned, GrpoObjective(GrpoOptions(**grpo)), RATE)
         assert row["skipped"] == 1.0 and not np.isfinite(row["grad_norm"])
-        assert all(torch.equal(weight, before[name]) for name, weight in backend.iter_weights())
+        assert all(torch.equal(weight, before[name]) for name, weight in backend.weight_source().read())
         for wanted in expected.rows:
             found = backend.step(samples, GrpoObjective(GrpoOptions(**grpo)), RATE)
             assert found == pytest.approx(wanted, rel=2e-5, abs=2e-6) and found["skipped"] == 0.0
-        for name, weight in backend.iter_weights():
+        for name, weight in backend.weight_source().read():
             torch.testing.assert_close(weight, expected.weights[name], rtol=0, atol=0.05 * RATE, msg=name)
         backend.export(tmp_path)  # compares the copies
 

@@ -48,7 +48,7 @@ def test_ranks_that_read_their_parts_compute_what_ranks_with_whole_weights_do(
             backend = build_backend(policy, OPTIONS, 0.9, workers)
             scores = backend.log_probs(batches["mixed"])
             metrics = [backend.step(batches["boards"], OBJECTIVE, 1e-3) for _ in range(2)]
-            weights = {name: weight.clone() for name, weight in backend.iter_weights()}
+            weights = {name: weight.clone() for name, weight in backend.weight_source().read()}
             found.append((scores, metrics, weights))
             assert policy.is_empty == (len(found) == 2), "nobody asked for whole weights"
             backend.renew()
@@ -69,7 +69,7 @@ def test_an_empty_policy_knows_what_its_folder_says(setup: Setup, tmp_path: Path
     for (name, one), (other_name, other) in zip(empty.model.named_buffers(), whole.model.named_buffers(), strict=True):
         assert name == other_name and torch.equal(one, other)
     with pytest.raises(ValueError, match="weights of the backend"):
-        next(build_backend(empty, OPTIONS).iter_weights())
+        next(build_backend(empty, OPTIONS).weight_source().read())
 
 
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
@@ -163,7 +163,7 @@ def test_an_engine_of_sharded_ranks_samples_with_the_weights_in_the_compute_type
         np.testing.assert_array_equal(one.log_probs, other.log_probs)
         backend.step(batches["boards"], OBJECTIVE, 1e-3)
         workers.update_weights(2)
-        trained = dict(backend.iter_weights())
+        trained = dict(backend.weight_source().read())
         types = use_types(whole)
         for name, weight in WeightSource.of_model(empty.model).read():
             assert torch.equal(weight, trained[name].to(types[name])), name

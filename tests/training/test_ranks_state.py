@@ -58,7 +58,7 @@ def build(four_ranks: FourRanks, policy: Policy, layout: str) -> Iterator[TrainB
 def step(backend: TrainBackend, samples: list[TrainSample]) -> State:
     """Metrics of a step, and the weights after it."""
     metrics = backend.step(samples, OBJECTIVE, RATE)
-    return metrics, {name: weight.detach().clone() for name, weight in backend.iter_weights()}
+    return metrics, {name: weight.detach().clone() for name, weight in backend.weight_source().read()}
 
 
 def read_moments(folder: Path, policy: Policy) -> dict[str, Tensor]:

@@ -90,7 +90,7 @@ def test_gradients_are_shared_out_after_each_micro_batch(
             backend = build_backend(policy, options, 0.9, workers)
             with counted(workers) as collectives:
                 metrics = backend.step(samples, OBJECTIVE, 1e-3)
-            weights = {name: weight.clone() for name, weight in backend.iter_weights()}
+            weights = {name: weight.clone() for name, weight in backend.weight_source().read()}
         sums = sum(count for name, count in collectives.items() if "reduce_scatter" in name)
         found.append((metrics, weights, sums))
     (metrics, weights, _), (_, _, once), (metrics_2, weights_2, often) = found
@@ -116,7 +116,7 @@ def test_a_backend_that_slept_goes_on_as_if_it_had_not(
             for _ in range(3):
                 if sleeps:
                     backend.offload()
-                weights = {name: weight.clone() for name, weight in backend.iter_weights()}
+                weights = {name: weight.clone() for name, weight in backend.weight_source().read()}
                 if sleeps:
                     backend.onload()
                 rows.append(backend.step(batches["boards"], OBJECTIVE, 1e-3))

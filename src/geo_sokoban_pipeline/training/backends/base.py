@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -39,11 +39,8 @@ class TrainBackend(Protocol):
             DivergedError: `MOST_SKIPPED` steps in a row had no finite gradient norm.
         """
 
-    def iter_weights(self) -> Iterator[tuple[str, Any]]:
-        """Weights by Hugging Face name, in the layout of published checkpoints, one tensor at a time."""
-
     def weight_source(self) -> WeightSource:
-        """The weights for engines in other processes, which can be read again."""
+        """Weights by Hugging Face name, in the layout of published checkpoints; they can be read again."""
 
     def renew(self) -> None:
         """Give the policy's own model, which engines in this process sample with, the trained weights.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -109,11 +109,8 @@ class RankState:
     _skipped: int
     _changes: int
 
-    def iter_weights(self) -> Iterator[tuple[str, Any]]:
-        """See `TrainBackend`; where several ranks share the weights, see `collect`."""
-        yield from self.weight_source().read()
-
     def weight_source(self) -> WeightSource:
+        """See `TrainBackend`; where several ranks share the weights, see `collect`."""
         if self._is_sharded:
             return WeightSource(self._specs(), self.collect, lambda: self._changes)
         # Not the model's own state: a step of fused AdamW leaves the versions of torch's tensors as they are.
