@@ -32,7 +32,7 @@ from geo_sokoban_pipeline.trajectories.schema import read_context
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories, trajectories_to_table
 from runs import TRAJECTORY_KINDS, read_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stored")]
 
 PART = "iter=00001/part-000"
 Change = Callable[[list[Trajectory]], None]
@@ -109,7 +109,7 @@ def audit_of(project, task="sokoban"):
 # The whole pipeline.
 
 
-@pytest.mark.parametrize("task", ["sokoban", "geo3k", "geo3k_multi_turn"])
+@pytest.mark.parametrize("task", ["sokoban", "geo3k_multi_turn"])
 def test_a_finished_run_has_no_findings(stored_run, task):
     project = stored_run(task)
     before = read_run(project.root, f"train_{task}")
