@@ -31,6 +31,7 @@ ONCE = {
     "500": "500",
     "dropped": "drop",
     "no JSON": lambda body: b"<html>busy</html>",
+    "half of it": lambda body: body[: len(body) // 2],
     "nothing": lambda body: b"",
     "no text": lambda body: b"\xff\xfe",
     "no log-probs": change_meta(output_token_logprobs=[]),
