@@ -105,15 +105,6 @@ def test_logs_of_inspect_beside_the_tables(clone):
     assert header["eval"]["model"] == "train_sokoban/default@3"
 
 
-def test_tables_in_the_catalog(clone):
-    clone.run("export_sokoban", params={"export_sokoban": {"solved": False}})
-    tables = {name: read() for name, read in clone.load("export_sokoban.export").items()}
-    assert sorted(tables) == ["chat", "pairs", "tokens"]
-    episodes = sum(part().num_rows for part in clone.load("train_sokoban.trajectories").values())
-    assert tables["tokens"].num_rows == tables["chat"].num_rows == episodes
-    assert 0 < tables["pairs"].num_rows <= episodes // 2
-
-
 def test_an_export_is_uploaded_on_request_alone(clone, tmp_path, monkeypatch):
     """What the repository holds is what the folder holds, and `datasets` opens it."""
     import datasets
@@ -122,10 +113,15 @@ def test_an_export_is_uploaded_on_request_alone(clone, tmp_path, monkeypatch):
     with run_hub(tmp_path / "hub", monkeypatch) as hub:
         clone.run("export_sokoban", params={"export_sokoban": {"solved": False}})
         assert hub.made == {}
+        tables = {name: read() for name, read in clone.load("export_sokoban.export").items()}
         for options in (whole, {**whole, "tables": ["chat"]}):
             clone.run("export_sokoban", params={"export_sokoban": options})
         assert hub.commits == {"me/episodes": 2}
         uploaded = hub.files("me/episodes")
+    assert sorted(tables) == ["chat", "pairs", "tokens"]
+    episodes = sum(part().num_rows for part in clone.load("train_sokoban.trajectories").values())
+    assert tables["tokens"].num_rows == tables["chat"].num_rows == episodes
+    assert 0 < tables["pairs"].num_rows <= episodes // 2
     folder = clone.folder("07_model_output", "export_sokoban") / "export"
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert uploaded == {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

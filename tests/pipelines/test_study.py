@@ -11,15 +11,15 @@ from geo_sokoban_pipeline.evaluation.audit import audit_files
 from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
 from geo_sokoban_pipeline.runs.storage import read_json
-from geo_sokoban_pipeline.training.sft import ControlError
+from geo_sokoban_pipeline.training.sft_control import ControlError
 from kill_hook import kill_at
 from runs import ROOT, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 
 SOURCE = {"run": "train_sokoban", "run_id": "default"}
-CONTINUE = "geo_sokoban_pipeline.training.sft.continue_warm_start"
-TIME = "geo_sokoban_pipeline.training.sft.time_steps"
+CONTINUE = "geo_sokoban_pipeline.training.sft_control.continue_warm_start"
+TIME = "geo_sokoban_pipeline.training.sft_control.time_steps"
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +36,12 @@ def study(tmp_path_factory):
     return root, docs, killed, continued
 
 
-def test_a_killed_member_is_named_with_its_log(study):
-    root, _, killed, _ = study
+def test_a_killed_study_goes_on_and_stores_its_results(study):
+    root, _, killed, continued = study
     log = root / "08_reporting/studies/long/logs/long-seed0.log"
     assert f"long-seed0 was ended by signal 9; its log is {log}. The last lines:" in killed
     assert "Running node: train_grpo" in log.read_text()
     assert killed.count("Error: long-seed0 was ended") == 1
-
-
-def test_the_study_goes_on_and_stores_its_results(study):
-    root, _, _, continued = study
     assert "long-seed0: goes on" in continued and "long-seed0-longer: started" in continued
     results = read_json(root / "08_reporting/studies/long/results.json")
     (seed,) = results["seeds"]
@@ -113,27 +109,32 @@ def test_a_data_root_that_ignores_the_variable_is_refused(project, tmp_path):
     assert not (tmp_path / "fixed" / "06_models" / "train_sokoban").exists()
 
 
-@pytest.mark.parametrize("imitate", ["teacher", "optimal"])
-def test_control_of_a_finished_run(clone, count_calls, imitate):
-    continued, timed = count_calls(CONTINUE), count_calls(TIME)
+def control(imitate, **options):
+    return {"control_sokoban": {"source": SOURCE, "imitate": imitate, **options}, "run_id": f"default-{imitate}"}
+
+
+@pytest.mark.parametrize(("imitate", "teacher"), [("teacher", "direct"), ("optimal", "solver")])
+def test_control_of_a_finished_run(clone, count_calls, imitate, teacher):
+    continued = count_calls(CONTINUE)
     source = read_run(clone.root)
-    parameters = {"control_sokoban": {"source": SOURCE, "imitate": imitate}, "run_id": f"default-{imitate}"}
-    clone.run("control_sokoban", params=parameters)
+    # The teacher's control has the compute of GRPO, as a study asks for it.
+    share = {} if imitate == "teacher" else {"share": 0.2}
+    clone.run("control_sokoban", params=control(imitate, **share))
     folder = clone.folder("06_models", "control_sokoban", f"default-{imitate}") / "policy"
     manifest = read_json(folder / "manifest.json")
     budget = manifest["budget"]
     assert manifest["history"][-1]["step"] == budget["steps"] > 0
-    assert budget["steps"] >= budget["grpo_cpu_seconds"] / budget["cpu_seconds_per_step"]
+    assert budget["steps"] >= budget["grpo_cpu_seconds"] * share.get("share", 1.0) / budget["cpu_seconds_per_step"]
     assert read_json(folder.parent / "budget.json")["budget"] == budget
     ((_, start, rows, _, options, _, planned, _),) = continued
     assert planned.first == 24 * 8  # after the last demonstration of the warm start
     assert start.name == "policy" and (start / "optimizer.safetensors").is_file()
-    assert options.warm_start.teacher.name == ("solver" if imitate == "optimal" else "direct")
+    assert options.warm_start.teacher.name == teacher
     if imitate == "optimal":
         drawn = {row["task_id"] for part in source["episodes"].values() for row in part if row["iteration"] < 3}
         assert {row["level_hash"] for row in rows} <= drawn
         assert len(rows) == 3 * 4  # groups of all iterations, with multiplicity
-    summary = clone.load("control_sokoban.eval_summary", params=parameters)
+    summary = clone.load("control_sokoban.eval_summary", params=control(imitate))
     assert [(row["policy"], row["mode"]) for row in summary["rows"]] == [
         (f"control_{imitate}", "sampled"),
         (f"control_{imitate}", "greedy"),
@@ -141,25 +142,29 @@ def test_control_of_a_finished_run(clone, count_calls, imitate):
     assert (summary["prompts"], summary["layouts"]) == (source["summary"]["prompts"], source["summary"]["layouts"])
     assert audit_files(folder.parent) == []
 
-    # Again: the stored policy is taken; with another share it is another control.
-    clone.run("control_sokoban", params=parameters)
-    assert len(continued) == len(timed) == 1
+
+def test_a_control_is_made_once_and_again_where_it_is_lost(clone, count_calls):
+    continued, timed = count_calls(CONTINUE), count_calls(TIME)
+    folder = clone.folder("06_models", "control_sokoban", "default-teacher") / "policy"
+    small, made = control("teacher", share=0.2), {"to_nodes": ["control_sokoban.continue_sft"]}
+    for calls in (1, 1):  # again: the stored policy is taken
+        clone.run("control_sokoban", small, **made)
+        assert len(continued) == len(timed) == calls
     # Lost, it is made again with the stored number of steps, whatever a step costs now: the same policy, bit for bit.
     weights = (folder / "model.safetensors").read_bytes()
     shutil.rmtree(folder)
-    clone.run("control_sokoban", params=parameters)
+    clone.run("control_sokoban", small, **made)
     assert (len(continued), len(timed)) == (2, 1)
     assert (folder / "model.safetensors").read_bytes() == weights
-    # GRPO of the run has taken longer since, or was run again: another control.
+    # GRPO of the run has taken longer since, or was run again: another control. So is one with another share.
     row = clone.folder("07_model_output") / "metrics" / "iter=00001.json"
     stored = row.read_text()
     row.write_text(json.dumps({**json.loads(stored), "perf/cpu_time": 100.0}))
     with pytest.raises(FingerprintError, match=r"input\.grpo_cpu_seconds: stored"):
-        clone.run("control_sokoban", params=parameters)
+        clone.run("control_sokoban", small)
     row.write_text(stored)
-    parameters["control_sokoban"]["share"] = 3.0
-    with pytest.raises(FingerprintError, match=r"control\.share: stored 1\.1, now 3\.0"):
-        clone.run("control_sokoban", params=parameters)
+    with pytest.raises(FingerprintError, match=r"control\.share: stored 0\.2, now 3\.0"):
+        clone.run("control_sokoban", control("teacher", share=3.0))
 
 
 @pytest.mark.parametrize(
@@ -177,14 +182,15 @@ def test_a_control_has_the_settings_of_its_run(clone, count_calls, parameters, m
     assert timed == []
 
 
-def test_a_run_that_was_taken_up_again_has_no_control(clone):
-    (clone.folder("06_models") / "checkpoints" / "COMPLETE.json").unlink()
-    with pytest.raises(ControlError, match="is not finished"):
-        clone.run("control_sokoban", params={"control_sokoban": {"source": SOURCE}})
-
-
-def test_a_run_without_measured_seconds_has_no_control(clone):
-    for path in (clone.folder("07_model_output") / "metrics").glob("*.json"):
+def test_a_run_that_is_not_finished_or_not_measured_has_no_control(clone):
+    rows = list((clone.folder("07_model_output") / "metrics").glob("*.json"))
+    whole = {path: path.read_text() for path in rows}
+    for path in rows:
         path.write_text('{"iteration": 0}')
     with pytest.raises(ControlError, match=r"no iterations with perf/cpu_time"):
+        clone.run("control_sokoban", params={"control_sokoban": {"source": SOURCE}})
+    for path, text in whole.items():
+        path.write_text(text)
+    (clone.folder("06_models") / "checkpoints" / "COMPLETE.json").unlink()
+    with pytest.raises(ControlError, match="is not finished"):
         clone.run("control_sokoban", params={"control_sokoban": {"source": SOURCE}})

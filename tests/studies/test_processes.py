@@ -96,6 +96,7 @@ def test_order_and_limit(tmp_path):
     assert peak == 2
     assert folder.read_record(members[0])["seconds"] >= 0.2
     assert "threads 1 fresh None" in folder.log(members[0]).read_text()
+    assert json.loads(folder.config(members[0]).read_text())["run"]["pipelines"]
 
 
 def test_finished_members_are_left_alone_unless_fresh(tmp_path):
@@ -136,7 +137,7 @@ def test_an_interrupted_fresh_study_is_finished_by_the_next_command(tmp_path):
 
 
 def test_a_member_waits_until_its_run_is_free(tmp_path, caplog):
-    """As after a study that was killed, where a child of it was left."""
+    """As after a study that was killed, where a child of it was left. A study works outside the main thread, too."""
     held, other = member(tmp_path, "held"), member(tmp_path, "other")
     lock = RunLock(held.models)
     study = threading.Thread(target=run, args=(tmp_path, [held, other]))
@@ -252,11 +253,3 @@ def test_a_hangup_that_is_ignored_stays_so(tmp_path):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_works_outside_the_main_thread(tmp_path):
-    worker = threading.Thread(target=run, args=(tmp_path, [member(tmp_path, "a")]))
-    worker.start()
-    worker.join(30)
-    assert events(tmp_path)[-1] == ("end", "a")
-    assert json.loads(StudyFolder.of(tmp_path, "x").config(member(tmp_path, "a")).read_text())["run"]["pipelines"]
