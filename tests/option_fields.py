@@ -25,9 +25,10 @@ def leaves(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 
 def value_at(options: BaseModel, path: str) -> Any:
+    """A field, or an entry of one that is a mapping."""
     value: Any = options
     for name in path.split("."):
-        value = getattr(value, name)
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
     return value
 
 

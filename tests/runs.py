@@ -93,9 +93,14 @@ class Command(Protocol):
 
 
 def kedro_command(
-    *words: str, data_root: Path, conf_env: str = "test", own_interpreter: bool = False, **environment: str
+    *words: str,
+    data_root: Path,
+    conf_env: str | None = "test",
+    folder: Path = ROOT,
+    own_interpreter: bool = False,
+    **environment: str,
 ) -> Command:
-    """Start `kedro run --env=<conf_env> …` on a data root of its own; output is captured.
+    """Start `kedro run --env=<conf_env> …` in a project's folder on a data root of its own; output is captured.
 
     For commands that are killed, or have several processes: a process has one group of ranks, and tests may have it
     open in theirs. Others run by `Project`. The command is a fork that has imported the heavy libraries already, unless
@@ -108,17 +113,25 @@ def kedro_command(
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
         **environment,
     }
-    command = ["kedro", "run", f"--env={conf_env}", *words]
+    command = ["kedro", "run", *([f"--env={conf_env}"] if conf_env else []), *words]
     if not (own_interpreter or "PYTHONHASHSEED" in environment):
-        return ForkedCommand(command, ROOT, env)
+        return ForkedCommand(command, folder, env)
     return subprocess.Popen(
         [sys.executable, "-m", *command],
-        cwd=ROOT,
+        cwd=folder,
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def link_project(folder: Path, conf: bool = True) -> Path:
+    """A folder that looks like the project's: Kedro wants the package inside it, whatever else it holds."""
+    for name in ("pyproject.toml", "src/geo_sokoban_pipeline", "docs", *(["conf"] if conf else [])):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(ROOT / name)
+    return folder
 
 
 def finish(process: Command, expected: int = 0, timeout: float = 300) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import records
@@ -38,9 +39,98 @@ WRITING = {
 }
 
 
+BUILDING = {"episodes": 10_000, "pages": 10_000, "images": 5, "seconds": 12.34, "site_mb": 30.4}
+CURVE = [[0.1, 0.2, 0.3], [0.2, 0.3, 0.4]]
+CURVES = {"fsdp, 1 rank": CURVE, "fsdp, 2 ranks": [CURVE[0], [0.2, 0.3, 0.7]], "megatron": [[0.1, 0.5, 0.6], CURVE[1]]}
+NORMS = {name: [[2.0, 2.0, 2.0]] * 2 for name in CURVES} | {"megatron": [[2.0, 2.0002, 2.0]] * 2}
+ENGINE = [{"turns": 8, "cached": 200.0, "uncached": 100.0}, {"turns": 30, "cached": 120.0, "uncached": 20.0}]
+SHARES = {
+    "observing": {"fresh": 0.031, "again": 0.004},
+    "environments": {"fresh": 0.101, "again": 0.065},
+    "new": {"prompts": 1.0, "boards": 0.984},
+}
+# What was measured, what the section of the page says of it, and what README does.
+MEASURED: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "scaling": (
+        SCALING,
+        [
+            "| rollout | 10.00 | 10.00 |",
+            "| in all | 16.00 | 17.00 |",
+            "costs 1.06 times one of the smallest",
+            "Writing takes 2.5 % of the default recipe's iteration of 256 episodes (50 of 2,000 ms).",
+            "(commit unknown), Python",
+        ],
+        "",
+    ),
+    "writing": (
+        WRITING,
+        ["50 ms on writing: 2.5 % of its 2.00 s, and 1.5 % of its CPU-seconds"],
+        "writing every episode takes 2.5 % of the default run",
+    ),
+    "browser": (
+        {
+            "building": {**BUILDING, "run_mb": {"trajectories": 25.0, "episodes": 1.55}},
+            "list": {"episodes": 100_000, "seconds": 1.234, "mb": 9.6, "query_seconds": 0.056},
+            "episode": {"seconds": 0.0449, "by_address_seconds": 0.345},
+        },
+        [
+            "10,000 episodes with a page each is built in 12.3 s (30 MB; ",
+            "25 MB of trajectories, 2.5 kB an episode",
+            "100,000 episodes (10 MB) opens in 1.23 s, and a query with an order takes 0.06 s",
+            "An episode opens in 0.04 s from the list, in 0.34 s by its address",
+        ],
+        "",
+    ),
+    "notebook": (
+        {"episodes": 384_000, "gib": 0.567, "seconds": 12.3},
+        ["run of 384,000 episodes", "0.57 GiB at most, libraries included, and 12 s."],
+        "",
+    ),
+    "memory": (
+        {
+            "recipes": [
+                {"name": "default", "memory_gb": [[20, 1.6], [60, 1.62], [200, 1.64]]},
+                {"name": "from_zero", "memory_gb": [[20, 2.0], [60, 1.9], [200, 1.98]]},
+            ]
+        },
+        [
+            "| resident memory, GB, after iteration | 20 | 60 | 200 | growth |",
+            "| `default` | 1.60 | 1.62 | 1.64 | +2.5 % |",
+            "| `from_zero` | 2.00 | 1.90 | 1.98 | -1.0 % |",
+        ],
+        "",
+    ),
+    "engine": (
+        {"engine": ENGINE, "episodes": 256, **SHARES},
+        [
+            "100.0 % of an iteration's prompts and 98.4 % of its boards are new.",
+            "takes 3.1 % of a rollout of 256 episodes, environments as a whole 10.1 %;",
+            "repeated at once, 0.4 % and 6.5 %.",
+        ],
+        "2.0× at 8 turns and 6.0× at 30 turns.\n",
+    ),
+    "weights": (
+        {"bytes": 1.04e9, "ranks": 2, "seconds": {"tensors": 20.0, "disk": 4.0, "group": 3.0}},
+        ["| 1.04 GB from 2 ranks to a server |", "| by a process group | `group` | 3.00 | 0.15 |"],
+        "",
+    ),
+    "backends": (
+        {"seeds": [0, 1], "episodes": 128, "curves": CURVES, "norms": NORMS},
+        [
+            "| fsdp, 1 rank | 0.200, 0.300 | 0.200, 0.300 | – | – | – | – |",
+            "| fsdp, 2 ranks | 0.200, 0.400 | 0.200, 0.400 | never, 2 | 0.0500 | 0e+00 | 0e+00 |",
+            "| megatron | 0.400, 0.300 | 0.400, 0.300 | 1, never | 0.1000 | 1e-04 | 1e-04 |",
+        ],
+        "",
+    ),
+}
+
+
 def test_docs_show_what_was_measured() -> None:
     for place, text in shown_texts(ROOT).items():
         assert place.read_text(encoding="utf-8") == text, f"{place}: `make bench BENCH_DOCS=1` or its kin write it"
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    assert all(f"<!-- bench:{name}:begin -->" in page for name in records.RENDERERS)
 
 
 @pytest.fixture
@@ -52,117 +142,36 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def section(project: Path, name: str) -> str:
+    page = project / "docs/benchmarks.md"
+    return read_section(page.read_text(encoding="utf-8"), f"bench:{name}", page)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_results_are_told(project: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    values, told, in_readme = MEASURED[name]
+    monkeypatch.setenv("BENCH_DOCS", "1")
+    keep(name, values, project)
+    assert [text for text in told if text not in section(project, name)] == []
+    assert in_readme in (project / "README.md").read_text(encoding="utf-8")
+
+
 def test_results_are_kept_where_docs_are_asked_for(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page, stored = project / "docs/benchmarks.md", project / "docs/results/bench_scaling.json"
-    before = page.read_text(encoding="utf-8"), stored.exists() and stored.read_text(encoding="utf-8")
+    places = [project / name for name in ("docs/benchmarks.md", "docs/results/bench_scaling.json")]
+    before = [place.exists() and place.read_bytes() for place in places]
     monkeypatch.delenv("BENCH_DOCS", raising=False)
     keep("scaling", SCALING, project)
-    assert (page.read_text(encoding="utf-8"), stored.exists() and stored.read_text(encoding="utf-8")) == before
+    assert [place.exists() and place.read_bytes() for place in places] == before
     monkeypatch.setenv("BENCH_DOCS", "1")
     keep("scaling", SCALING, project)
-    kept = json.loads(stored.read_text(encoding="utf-8"))
+    kept = json.loads(places[1].read_text(encoding="utf-8"))
     maker = kept.pop("made_with")
     assert kept == SCALING
     assert (maker["commit"], maker["cores"]) == (None, len(os.sched_getaffinity(0)))  # the copy is no checkout
-    section = read_section(page.read_text(encoding="utf-8"), "bench:scaling", page)
-    assert "| rollout | 10.00 | 10.00 |" in section
-    assert "| in all | 16.00 | 17.00 |" in section
-    assert f"(commit unknown), Python {maker['python']}, torch {maker['torch']}" in section
-    assert "costs 1.06 times one of the smallest" in section
-    assert "Writing takes 2.5 % of the default recipe's iteration of 256 episodes (50 of 2,000 ms)." in section
+    assert f"Python {maker['python']}, torch {maker['torch']}" in section(project, "scaling")
     assert "<svg" in (project / "docs/img/scaling.svg").read_text(encoding="utf-8")
-
-
-def test_writing_is_told_by_both_clocks(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_DOCS", "1")
-    keep("writing", WRITING, project)
-    page = project / "docs/benchmarks.md"
-    section = read_section(page.read_text(encoding="utf-8"), "bench:writing", page)
-    assert "50 ms on writing: 2.5 % of its 2.00 s, and 1.5 % of its CPU-seconds" in section
-    assert "writing every episode takes 2.5 % of the default run" in (project / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_browser_is_told_with_its_sizes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_DOCS", "1")
-    building = {"episodes": 10_000, "pages": 10_000, "images": 5, "seconds": 12.34, "site_mb": 30.4}
-    run = {"trajectories": 25.0, "episodes": 1.55}
-    listed = {"episodes": 100_000, "seconds": 1.234, "mb": 9.6, "query_seconds": 0.056}
-    opened = {"seconds": 0.0449, "by_address_seconds": 0.345}
-    keep("browser", {"building": {**building, "run_mb": run}, "list": listed, "episode": opened}, project)
-    page = project / "docs/benchmarks.md"
-    section = read_section(page.read_text(encoding="utf-8"), "bench:browser", page)
-    assert "10,000 episodes with a page each is built in 12.3 s (30 MB; " in section
-    assert "25 MB of trajectories, 2.5 kB an episode" in section
-    assert "100,000 episodes (10 MB) opens in 1.23 s, and a query with an order takes 0.06 s" in section
-    assert "An episode opens in 0.04 s from the list, in 0.34 s by its address" in section
-
-
-def test_the_first_notebook_is_told_with_its_memory(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_DOCS", "1")
-    keep("notebook", {"episodes": 384_000, "gib": 0.567, "seconds": 12.3}, project)
-    page = project / "docs/benchmarks.md"
-    section = read_section(page.read_text(encoding="utf-8"), "bench:notebook", page)
-    assert "run of 384,000 episodes" in section and "0.57 GiB at most, libraries included, and 12 s." in section
-
-
-def test_memory_is_told_with_its_growth(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_DOCS", "1")
-    recipes = [
-        {"name": "default", "memory_gb": [[20, 1.6], [60, 1.62], [200, 1.64]]},
-        {"name": "from_zero", "memory_gb": [[20, 2.0], [60, 1.9], [200, 1.98]]},
-    ]
-    keep("memory", {"recipes": recipes}, project)
-    page = project / "docs/benchmarks.md"
-    section = read_section(page.read_text(encoding="utf-8"), "bench:memory", page)
-    assert "| resident memory, GB, after iteration | 20 | 60 | 200 | growth |" in section
-    assert "| `default` | 1.60 | 1.62 | 1.64 | +2.5 % |" in section
-    assert "| `from_zero` | 2.00 | 1.90 | 1.98 | -1.0 % |" in section
-
-
-def test_observations_are_told_of_new_and_of_known_boards(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_DOCS", "1")
-    engine = [{"turns": 8, "cached": 200.0, "uncached": 100.0}, {"turns": 30, "cached": 120.0, "uncached": 20.0}]
-    shares = {
-        "observing": {"fresh": 0.031, "again": 0.004},
-        "environments": {"fresh": 0.101, "again": 0.065},
-        "new": {"prompts": 1.0, "boards": 0.984},
-    }
-    keep("engine", {"engine": engine, "episodes": 256, **shares}, project)
-    page = project / "docs/benchmarks.md"
-    text = read_section(page.read_text(encoding="utf-8"), "bench:engine", page)
-    assert "100.0 % of an iteration's prompts and 98.4 % of its boards are new." in text
-    assert "takes 3.1 % of a rollout of 256 episodes, environments as a whole 10.1 %;" in text
-    assert "repeated at once, 0.4 % and 6.5 %." in text
-    keep("engine", {"engine": engine}, project)
-    assert "observations" not in read_section(page.read_text(encoding="utf-8"), "bench:engine", page)
-    assert "2.0× at 8 turns and 6.0× at 30 turns.\n" in (project / "README.md").read_text(encoding="utf-8")
-
-
-def test_ways_of_sending_weights_are_compared_with_requests(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_DOCS", "1")
-    seconds = {"tensors": 20.0, "disk": 4.0, "group": 3.0}
-    keep("weights", {"bytes": 1.04e9, "ranks": 2, "seconds": seconds}, project)
-    page = project / "docs/benchmarks.md"
-    section = read_section(page.read_text(encoding="utf-8"), "bench:weights", page)
-    assert "| 1.04 GB from 2 ranks to a server |" in section
-    assert "| by a process group | `group` | 3.00 | 0.15 |" in section
-
-
-def test_backends_are_compared_by_their_curves(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_DOCS", "1")
-    one = [[0.1, 0.2, 0.3], [0.2, 0.3, 0.4]]
-    curves = {"fsdp, 1 rank": one, "fsdp, 2 ranks": [one[0], [0.2, 0.3, 0.7]], "megatron": [[0.1, 0.5, 0.6], one[1]]}
-    norms = {name: [[2.0, 2.0, 2.0]] * 2 for name in curves} | {"megatron": [[2.0, 2.0002, 2.0]] * 2}
-    keep("backends", {"seeds": [0, 1], "episodes": 128, "curves": curves, "norms": norms}, project)
-    page = project / "docs/benchmarks.md"
-    section = read_section(page.read_text(encoding="utf-8"), "bench:backends", page)
-    assert "| fsdp, 1 rank | 0.200, 0.300 | 0.200, 0.300 | – | – | – | – |" in section
-    assert "| fsdp, 2 ranks | 0.200, 0.400 | 0.200, 0.400 | never, 2 | 0.0500 | 0e+00 | 0e+00 |" in section
-    assert "| megatron | 0.400, 0.300 | 0.400, 0.300 | 1, never | 0.1000 | 1e-04 | 1e-04 |" in section
+    keep("backends", MEASURED["backends"][0], project)
     figure = (project / "docs/img/backends.svg").read_text(encoding="utf-8")
-    assert "128 episodes" in figure and all(name in figure for name in curves)
-
-
-def test_every_renderer_has_its_place() -> None:
-    text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    assert all(f"<!-- bench:{name}:begin -->" in text for name in records.RENDERERS)
+    assert "128 episodes" in figure and all(name in figure for name in CURVES)
+    keep("engine", {"engine": ENGINE}, project)
+    assert "observations" not in section(project, "engine")

@@ -17,8 +17,6 @@ from geo_sokoban_pipeline.trajectories.exports import NothingSelectedError, writ
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 
-TABLES = ("tokens", "chat", "pairs")
-
 
 def stored(folder: Path, *iterations: list[Trajectory]) -> list[Path]:
     files = []
@@ -46,23 +44,19 @@ def test_labels_are_the_tokens_that_the_policy_wrote(tmp_path: Path) -> None:
         assert row["image_grid_thw"] == [list(grid) for grid in episode.image_grid_thw]
 
 
-def test_messages_show_each_image_where_its_turn_does(tmp_path: Path) -> None:
+def test_messages_show_each_image_where_its_turn_does() -> None:
     (episode,) = make_trajectories(1, turns=2)
     # The second observation shows the first board again, and the policy has written a mark that is no image.
     episode.turns[2].image_indices = [0, 1]
     episode.turns[2].text = "before<image>, now<image>"
     episode.turns[1].text = "<image> is what I see"
-    row = exports.chat_row(as_row(tmp_path, episode))
+    row = exports.chat_row(trajectories_to_table([episode], CONTEXT).to_pylist()[0])
     assert [message["role"] for message in row["messages"]] == ["user", "assistant", "user", "assistant"]
     words, shown = {"type": "text"}, {"type": "image", "text": None}
     assert row["messages"][0]["content"] == [shown, words | {"text": "\nTurn 0: choose your next moves."}]
     assert row["messages"][1]["content"] == [words | {"text": "<image>"}, words | {"text": " is what I see"}]
     assert row["messages"][2]["content"] == [words | {"text": "before"}, shown, words | {"text": ", now"}, shown]
     assert [image["bytes"] for image in row["images"]] == [episode.images[k] for k in (0, 0, 1)]
-
-
-def as_row(folder: Path, episode: Trajectory) -> dict[str, Any]:
-    return trajectories_to_table([episode], CONTEXT).to_pylist()[0]
 
 
 def test_a_pair_is_the_best_and_the_worst_completed_sample(tmp_path: Path) -> None:
@@ -138,17 +132,3 @@ def test_row_groups_stay_below_the_limit_of_the_viewer(tmp_path: Path, monkeypat
     assert len(sizes) > 2
     assert max(sizes) < 2 * 8_000
     assert file.metadata.num_rows == 16
-
-
-def test_datasets_opens_every_table_by_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "downloads")
-    made = exported(tmp_path / "out", stored(tmp_path, make_trajectories(4)))
-    for name in TABLES:
-        rows = datasets.load_dataset(str(tmp_path / "out"), name, split="train", cache_dir=str(tmp_path / "cache"))
-        assert rows.num_rows == len(made[name])
-        assert rows[0]["images"][0].size == (96, 96)
-    messages = datasets.load_dataset(str(tmp_path / "out"), "chat", split="train", cache_dir=str(tmp_path / "cache"))
-    assert messages[0]["messages"] == made["chat"][0]["messages"]

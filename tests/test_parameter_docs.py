@@ -26,15 +26,21 @@ def leaves() -> list[Leaf]:
     return [leaf for place in places for section in place.values() for leaf in section.leaves]
 
 
-def whole():
-    return "\n".join(write_pages().values())
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return write_pages()
 
 
-def test_the_pages_are_current():
+def test_the_pages_are_current(pages):
     docs = ROOT / "docs"
     found = [docs / "parameters.md", *sorted((docs / "parameters").iterdir())]
     stored = {path.relative_to(docs).as_posix(): path.read_text(encoding="utf-8") for path in found}
-    assert stored == write_pages(), "docs/parameters.md is not current; `make docs` writes it"
+    assert stored == pages, "docs/parameters.md is not current; `make docs` writes it"
+    done = subprocess.run(["make", "--dry-run", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "-m scripts.parameter_docs" in done.stdout
+    for page in pages.values():
+        headings = re.findall(r"^##+ (.*)$", page, flags=re.MULTILINE)
+        assert len(headings) == len(set(headings)), "a heading stands twice"
 
 
 def test_every_parameter_is_on_the_page(leaves):
@@ -58,13 +64,10 @@ def test_every_parameter_is_on_the_page(leaves):
     assert missing == []
 
 
-def test_every_parameter_has_a_meaning_and_says_what_none_is(leaves):
+def test_every_parameter_has_a_meaning_and_every_number_a_unit(leaves):
     assert [leaf.name for leaf in leaves if len(leaf.meaning) < 5] == [], f"describe the field, or add to {NAMES}"
     silent = [leaf.name for leaf in leaves if leaf.nullable and not re.search(r"\b(None|null)\b", leaf.meaning)]
-    assert silent == []
-
-
-def test_every_number_has_a_unit(leaves):
+    assert silent == [], "say what None is"
     assert [leaf.name for leaf in leaves if leaf.numeric and not unit_of(leaf.name)] == [], f"add a unit to {NAMES}"
 
 
@@ -75,8 +78,9 @@ def test_no_table_names_what_does_not_exist(leaves):
     assert UNITS.keys() - names - {name.rpartition(".")[2] for name in names} == set()
 
 
-def test_rows_are_true_to_models_and_configuration():
-    rows = {line.split("|")[1].strip(): line for line in whole().splitlines() if line.startswith("| `")}
+def test_rows_are_true_to_models_and_configuration(pages):
+    whole = "\n".join(pages.values())
+    rows = {line.split("|")[1].strip(): line for line in whole.splitlines() if line.startswith("| `")}
     size, temperature = rows["`train_*.grpo.group_size`"], rows["`train_*.rollout.sampling.temperature`"]
     assert "| `8` | episodes | Episodes of each prompt." in size and "`num_generations` | `rollout.n`" in size
     assert "number ≥ 0.01, ≤ 100 | `1.0` | factor |" in temperature
@@ -84,18 +88,7 @@ def test_rows_are_true_to_models_and_configuration():
     assert "sokoban: `32`<br>geo3k: `48`<br>geo3k_multi_turn: `48`" in groups  # conf/base, not the model's 32
     assert "`direct`, `solver`, `random_legal`, `random`" in rows["`train_*.warm_start.teacher.name`"]
     assert "`-0.1` | reward |" in rows["`train_sokoban.env.args.rewards.lost`"]  # conf/base, not the environment's 0
-    assert "`&lt;" not in whole() and "with &lt;image> once" in rows["`sokoban.instruction`"]
-
-
-def test_no_heading_stands_twice_on_a_page():
-    for page in write_pages().values():
-        headings = re.findall(r"^##+ (.*)$", page, flags=re.MULTILINE)
-        assert len(headings) == len(set(headings))
-
-
-def test_make_docs_writes_it():
-    done = subprocess.run(["make", "--dry-run", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "-m scripts.parameter_docs" in done.stdout
+    assert "`&lt;" not in whole and "with &lt;image> once" in rows["`sokoban.instruction`"]
 
 
 def test_the_words_of_trl_and_verl_lead_to_options_that_exist():

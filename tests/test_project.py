@@ -16,9 +16,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from geo_sokoban_pipeline.events import Event
-from kill_hook import kill_at
-
 ROOT = Path(__file__).parents[1]
 HEAVY = ("datasets", "huggingface_hub", "matplotlib", "mlflow", "numpy", "pandas", "PIL", "plotly", "pyarrow", "ray")
 HEAVY += ("sglang", "sympy", "torch", "transformers")
@@ -41,16 +38,15 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_registry_is_light_and_fast():
-    """Seconds of the processor, the least of three: what else the machine does must not decide."""
-    spent = []
+    """Seconds of the processor, the least of three at most: what else the machine does must not decide."""
     for _ in range(3):
         done = run(sys.executable, "-c", REGISTRY)
         assert done.returncode == 0, done.stderr
         names, seconds, heavy = json.loads(done.stdout)
-        assert "__default__" in names
-        assert heavy == []
-        spent.append(seconds)
-    assert min(spent) < 1
+        assert "__default__" in names and heavy == []
+        if seconds < 1:
+            return
+    pytest.fail("each of three took a second")
 
 
 def test_kedro_lists_the_pipelines_and_logs_plain_lines_where_nobody_looks():
@@ -62,12 +58,6 @@ def test_kedro_lists_the_pipelines_and_logs_plain_lines_where_nobody_looks():
     script = "import kedro.framework.project as p, logging; p.LOGGING; logging.getLogger(p.__name__).warning('here')"
     done = run(sys.executable, "-c", script)
     assert re.search(r"^\d\d:\d\d:\d\d WARNING +kedro\.framework\.project: here$", done.stderr, flags=re.MULTILINE)
-
-
-def test_package_is_a_command():
-    done = run(sys.executable, "-m", "geo_sokoban_pipeline", "--help")
-    assert done.returncode == 0, done.stderr
-    assert "--conf-source" in done.stdout
 
 
 def test_every_requirement_is_pinned_within_its_range():
@@ -107,24 +97,25 @@ TOOLS = {
 
 
 @cache
-def imports_of(*folders: str) -> set[str]:
-    """First names of the modules that the Python files and notebooks of the folders import."""
+def imports_in(path: Path) -> set[str]:
+    """First names of the modules that a Python file or notebook imports."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        text = re.sub(r"^[%!].*", "", code, flags=re.MULTILINE)
     found: set[str] = set()
-    for path in (path for folder in folders for path in (ROOT / folder).rglob("*")):
-        if path.suffix == ".py":
-            text = path.read_text(encoding="utf-8")
-        elif path.suffix == ".ipynb":
-            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-            code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-            text = re.sub(r"^[%!].*", "", code, flags=re.MULTILINE)
-        else:
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
     return found
+
+
+def imports_of(*folders: str) -> set[str]:
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*"))
+    return set().union(*(imports_in(path) for path in paths if path.suffix in (".py", ".ipynb")))
 
 
 def modules_of(*groups: str) -> set[str]:
@@ -237,23 +228,3 @@ def test_make_takes_torch_from_the_given_index():
     assert "whl/cpu torch" in plain
     assert f"--index-url {index} torch" in cuda
     assert "whl/cpu" not in cuda
-
-
-def test_kill_hook_strikes_at_the_given_arrival():
-    code = """
-from geo_sokoban_pipeline.events import Event, emit
-from kill_hook import KillHook
-KillHook()
-for number, event in enumerate((Event.COLLECT, Event.UPDATE, Event.COLLECT)):
-    print(event, flush=True)
-    emit(event, number)
-print("survived")
-"""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    first, second, third = (
-        run(sys.executable, "-c", code, PYTHONPATH=path, **kill_at(f"{Event.COLLECT}:*", number))
-        for number in (1, 2, 3)
-    )
-    assert (first.returncode, first.stdout.split()) == (-9, ["collect"])
-    assert (second.returncode, second.stdout.split()) == (-9, ["collect", "update", "collect"])
-    assert (third.returncode, third.stdout.split()[-1]) == (0, "survived")

@@ -1,8 +1,8 @@
 """Writers that fail, or are killed, at each of their system calls in turn: the old state or the new one is visible.
 
-Each case runs in a forked child whose audit hook counts the calls that touch the case's folder, as the interpreter
-announces them: whoever calls, by whatever name. A run without a fault tells how many calls there are; then one run each
-for a kill and for an error at every one of them.
+An audit hook counts the calls that touch the case's folder, as the interpreter announces them: whoever calls, by
+whatever name. A run without a fault tells how many calls there are; then one run each for an error at every one of
+them, and, in a forked child, for a kill.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,77 +42,85 @@ from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 
 ANNOUNCED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "ctypes.dlsym"}
 KILLED, FAILED, DONE = 77, 78, 0
+Fault = Callable[[int], None]  # called with the number of the next call
 Call = tuple[str, ...]  # name of the call, then the files that it names, relative to the folder
 
 
-def watch(folder: Path, fault: Callable[[int, Call], None]) -> None:
-    """Call `fault` before every system call on the folder; for the rest of this process."""
-    count = 0
+WATCHED: list[tuple[Path, Callable[[Call], None]]] = []  # the folder, and what is called before each call on it
 
-    def note(name: str, *paths: Any) -> None:
-        nonlocal count
-        names = [os.fsdecode(path) for path in paths if isinstance(path, str | bytes | os.PathLike)]
+
+def note(name: str, *paths: Any) -> None:
+    names = [os.fsdecode(path) for path in paths if isinstance(path, str | bytes | os.PathLike)]
+    for folder, before in WATCHED:
         # Removal of trees names files relative to the handle of their folder.
         inside = [name for name in names if not name.startswith("/") or Path(name).is_relative_to(folder)]
         if inside:
-            count += 1
-            fault(count, (name, *(name.removeprefix(f"{folder}/") for name in inside)))
+            before((name, *(name.removeprefix(f"{folder}/") for name in inside)))
 
-    def hear(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "ctypes.dlsym":
-            note("os.exchange", arguments[1])
-        elif event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
-            pass  # who only reads changes nothing
-        elif event in ANNOUNCED:
-            note(event, *arguments[: 2 if event in ("os.rename", "os.link") else 1])
 
+def hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if not WATCHED or event not in ANNOUNCED:
+        return
+    if event == "ctypes.dlsym":
+        note("os.exchange", arguments[1])
+    elif event != "open" or arguments[2] & (os.O_WRONLY | os.O_RDWR):  # who only reads changes nothing
+        note(event, *arguments[: 2 if event in ("os.rename", "os.link") else 1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _calls_are_heard() -> Iterator[None]:
     flush = os.fsync  # the one call that is not announced
 
     def fsync(handle: int) -> None:
         note("os.fsync", os.readlink(f"/proc/self/fd/{handle}"))
         flush(handle)
 
-    os.fsync = fsync
     sys.addaudithook(hear)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
-def play(folder: Path, act: Callable[[], Any], fault: Callable[[int, Call], None]) -> tuple[int, list[Call]]:
-    """Act in a child with a fault; returns how it ended and the calls that were made."""
-    read, written = os.pipe()
+def play(folder: Path, act: Callable[[], Any], fault: Fault) -> tuple[int, list[Call]]:
+    """Act with a fault; returns how it ended and the calls that were made."""
+    calls: list[Call] = []
+
+    def before(call: Call) -> None:
+        calls.append(call)
+        fault(len(calls))
+
+    WATCHED.append((folder, before))
+    try:
+        act()
+    except (OSError, DatasetError):
+        return FAILED, calls
+    finally:
+        WATCHED.pop()
+    return DONE, calls
+
+
+def play_in_child(folder: Path, act: Callable[[], Any], fault: Fault) -> int:
+    """Act with a fault that may end the process; returns how it ended."""
     child = os.fork()
     if child == 0:
-        code = DONE
+        code = 99
         try:
-            os.close(read)
-
-            def journal(count: int, call: Call) -> None:
-                os.write(written, ("\t".join(call) + "\n").encode())
-                fault(count, call)
-
-            watch(folder, journal)
-            act()
-        except (OSError, DatasetError):
-            code = FAILED
-        except BaseException:
-            code = 99
+            code, _ = play(folder, act, fault)
         finally:
             os._exit(code)
-    os.close(written)
-    with os.fdopen(read, encoding="utf-8") as lines:
-        calls = [tuple(line.rstrip("\n").split("\t")) for line in lines]
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), calls
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def nothing(count: int, call: Call) -> None:
+def nothing(count: int) -> None:
     """No fault."""
 
 
-def killed_at(number: int) -> Callable[[int, Call], None]:
-    return lambda count, call: os._exit(KILLED) if count == number else None
+def killed_at(number: int) -> Fault:
+    return lambda count: os._exit(KILLED) if count == number else None
 
 
-def failing_at(number: int) -> Callable[[int, Call], None]:
-    def fault(count: int, call: Call) -> None:
+def failing_at(number: int) -> Fault:
+    def fault(count: int) -> None:
         if count == number:
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -152,6 +160,14 @@ def fill(text: str) -> Callable[[Path], dict[str, Any]]:
     return write
 
 
+def fill_one(text: str) -> Callable[[Path], dict[str, Any]]:
+    def write(folder: Path) -> dict[str, Any]:
+        (folder / "config.json").write_text(text)
+        return {"text": text}
+
+    return write
+
+
 def look_folder(folder: Path) -> Any:
     manifest = read_manifest(folder / "made")
     if manifest is None:
@@ -165,7 +181,7 @@ def checkpoints(folder: Path) -> CheckpointsDataset:
 
 
 def save_three(folder: Path) -> None:
-    checkpoints(folder).save({f"iter={n:05d}": NewCheckpoint(fill(str(n))) for n in range(3)})
+    checkpoints(folder).save({f"iter={n:05d}": NewCheckpoint(fill_one(str(n))) for n in range(3)})
     checkpoints(folder).save(Complete(3))
 
 
@@ -181,7 +197,7 @@ def look_checkpoints(folder: Path) -> Any:
 
 
 def save_fourth(folder: Path) -> None:
-    checkpoints(folder).save({"iter=00003": NewCheckpoint(fill("3"), keep=[1, 3])})
+    checkpoints(folder).save({"iter=00003": NewCheckpoint(fill_one("3"), keep=[1, 3])})
     checkpoints(folder).save(Complete(4))
 
 
@@ -288,16 +304,18 @@ def test_old_state_or_new_one_after_a_fault_at_any_call(name: str, fresh: Callab
     ended, calls = play(folder, lambda: case.act(folder), nothing)
     assert (ended, case.look(folder), temporaries(folder)) == (DONE, case.states[-1], [])
     seen = []
-    for number in range(1, len(calls) + 1):
-        for make, code in ((killed_at, KILLED), (failing_at, FAILED)):
-            folder = fresh(case)
-            ended, made = play(folder, lambda folder=folder: case.act(folder), make(number))
-            where = f"{make.__name__}({number}), {made[-1]}"
+    for number, call in enumerate(calls, 1):
+        for is_killed in (True, False):
+            folder, where = fresh(case), f"{'killed' if is_killed else 'failing'} at {number}, {call}"
+            if is_killed:
+                ended = play_in_child(folder, lambda folder=folder: case.act(folder), killed_at(number))
+            else:
+                ended, _ = play(folder, lambda folder=folder: case.act(folder), failing_at(number))
             # An error while something is cleared away is no reason to stop.
-            assert ended in (code, DONE), where
+            assert ended in (KILLED if is_killed else FAILED, DONE), where
             assert case.look(folder) in case.states, where
             seen.append(case.look(folder))
-            if code == FAILED and made[number - 1][0] not in ("os.remove", "os.rmdir"):
+            if not is_killed and call[0] not in ("os.remove", "os.rmdir"):
                 assert temporaries(folder) == [], where
             case.tidy(folder)
             assert temporaries(folder) == [], where
@@ -310,15 +328,15 @@ def last_rename(calls: list[Call]) -> int:
     return max(n for n, call in enumerate(calls) if call[0] in ("os.rename", "os.exchange"))
 
 
-@pytest.mark.parametrize(("name", "final"), [("a new file", "x.json"), ("a file in place of one", "x.json")])
+@pytest.mark.parametrize("name", ["a new file", "a file in place of one"])
 def test_a_file_is_on_disk_before_its_name_and_its_name_before_the_end(
-    name: str, final: str, fresh: Callable[[Case], Path]
+    name: str, fresh: Callable[[Case], Path]
 ) -> None:
     folder = fresh(CASES[name])
     _, calls = play(folder, lambda: CASES[name].act(folder), nothing)
     renamed = last_rename(calls)
     _, temporary, target = calls[renamed]
-    assert target == final
+    assert target == "x.json"
     before, after = calls[:renamed], calls[renamed + 1 :]
     opened = max(n for n, call in enumerate(before) if call == ("open", temporary))
     assert ("os.fsync", temporary) in before[opened:]
@@ -368,8 +386,7 @@ def test_a_part_that_is_cut_off_while_it_is_written(size: int, dies: bool, fresh
         case.act(folder)
 
     assert (folder / f"{PARTS[0]}.parquet").stat().st_size > 16_000
-    ended, _ = play(folder, act, nothing)
-    assert ended == (-signal.SIGXFSZ if dies else FAILED)
+    assert play_in_child(folder, act, nothing) == (-signal.SIGXFSZ if dies else FAILED)
     assert case.look(folder) == [0]
     assert dies or temporaries(folder) == []
 
@@ -384,7 +401,7 @@ def test_the_next_command_of_a_run_clears_what_killed_ones_left(tmp_path: Path) 
         lambda: write_folder(folders.models / "policy", fill("b")),
     ):
         _, calls = play(tmp_path, act, nothing)
-        play(tmp_path, act, killed_at(last_rename(calls)))
+        play_in_child(tmp_path, act, killed_at(last_rename(calls)))
     assert len(temporaries(tmp_path)) >= 2
     folders.tidy()
     assert temporaries(tmp_path) == []
@@ -432,7 +449,7 @@ def half_set_aside(root: Path) -> None:
     _, calls = play(root, lambda: set_aside(root), nothing)
     recover(root)
     moves = [number for number, call in enumerate(calls, 1) if call[0] == "os.rename" and ".replaced/" in call[-1]]
-    play(root, lambda: set_aside(root), killed_at(moves[len(moves) // 2]))
+    play_in_child(root, lambda: set_aside(root), killed_at(moves[len(moves) // 2]))
 
 
 # What has happened to a stored run, what is interrupted at each of its calls, and which run is there in the end.
@@ -455,12 +472,12 @@ def test_old_run_or_new_one_after_a_fault_at_any_call(name: str, tmp_path: Path,
     assert files(root) != wanted or act is set_aside
     ended, calls = play(root, lambda: act(root), nothing)
     assert (ended, files(root) == wanted) == (DONE, act is recover)
-    for number in range(1, len(calls) + 1):
-        for fault in (killed_at, failing_at) if act is set_aside else (killed_at,):
+    for number, call in enumerate(calls, 1):
+        for run, fault in ((play_in_child, killed_at), (play, failing_at))[: 2 if act is set_aside else 1]:
             root = fresh(case)
-            play(root, lambda root=root: act(root), fault(number))
+            run(root, lambda root=root: act(root), fault(number))
             recover(root)
-            assert files(root) == wanted, f"{fault.__name__}({number}): {calls[number - 1]}"
+            assert files(root) == wanted, f"{fault.__name__}({number}): {call}"
 
 
 def test_a_run_that_is_set_aside_is_never_overwritten(tmp_path: Path) -> None:
@@ -517,20 +534,9 @@ def test_texts_are_readable_in_any_language(tmp_path: Path) -> None:
     assert read_json(tmp_path / "value.json") == value
 
 
-@pytest.mark.parametrize("relative", [False, True])
-def test_a_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: bool) -> None:
-    """Under a path of any kind: at no call does the folder's name stand for nothing."""
+def test_folders_of_relative_paths_are_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = Path("made") if relative else tmp_path / "made"
-
-    def write(text: str) -> None:
-        write_folder(folder, lambda made: (made / "a.txt").write_text(text) and {})
-
-    write("old")
-    renamed: list[str] = []
-    replace = Path.replace
-    monkeypatch.setattr(Path, "replace", lambda path, target: renamed.append(path.name) or replace(path, target))
-    write("new")
-    assert (folder / "a.txt").read_text() == "new"
-    assert "made" not in renamed, "the old folder was put aside first"
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    for name in ("a", "b"):
+        write_json(Path(name) / "x.json", name)
+    assert storage.exchange_folders(Path("a"), Path("b"))
+    assert (read_json(tmp_path / "a/x.json"), read_json(tmp_path / "b/x.json")) == ("b", "a")

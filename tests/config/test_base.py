@@ -53,42 +53,38 @@ class Root(StrictModel):
     name: str
 
 
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"loop": {"iteration": 5}}, "loop.iteration=5: unknown name. Did you mean loop.iterations?"),
-        ({"loop": {"iterations": 0}}, "loop.iterations=0: input should be greater than or equal to 1."),
-        ({"loop": {"iterations": "many"}}, 'loop.iterations="many": input should be a valid integer'),
-        ({"loop": {"rate": float("nan")}}, "loop.rate=NaN: input should be a finite number."),
-        ({"mode": "exakt"}, "mode=\"exakt\": input should be 'fast' or 'exact'. Did you mean exact?"),
-        ({"mode": "x" * 500}, f'mode="{"x" * 79}…: input should be'),
-        ({"span": {"low": 3}}, "span: low 3 is above high 1."),
-        # the tag of a union is not part of the path that people type
-        ({"pet": {"kind": "cat", "live": 3}}, "pet.live=3: unknown name. Did you mean pet.lives?"),
-        ({"pet": {"kind": "cat", "lives": 0}}, "pet.lives=0: input should be"),
-        ({"several": [{}, {"rat": 1}]}, "several.1.rat=1: unknown name. Did you mean several.1.rate?"),
-        (
-            {"optional": {"z": 1}},
-            "optional.z=1: unknown name. Known here: iterations, rate, save_interval. "
-            "What each means: docs/parameters.md.",
-        ),
-    ],
-)
-def test_error_lines(params, line):
+TRAIN = [
+    ({"loop": {"iteration": 5}}, "loop.iteration=5: unknown name. Did you mean loop.iterations?"),
+    ({"loop": {"iterations": 0}}, "loop.iterations=0: input should be greater than or equal to 1."),
+    ({"loop": {"iterations": "many"}}, 'loop.iterations="many": input should be a valid integer'),
+    ({"loop": {"rate": float("nan")}}, "loop.rate=NaN: input should be a finite number."),
+    ({"mode": "exakt"}, "mode=\"exakt\": input should be 'fast' or 'exact'. Did you mean exact?"),
+    ({"mode": "x" * 500}, f'mode="{"x" * 79}…: input should be'),
+    ({"span": {"low": 3}}, "span: low 3 is above high 1."),
+    # the tag of a union is not part of the path that people type
+    ({"pet": {"kind": "cat", "live": 3}}, "pet.live=3: unknown name. Did you mean pet.lives?"),
+    ({"pet": {"kind": "cat", "lives": 0}}, "pet.lives=0: input should be"),
+    ({"several": [{}, {"rat": 1}]}, "several.1.rat=1: unknown name. Did you mean several.1.rate?"),
+    (
+        {"optional": {"z": 1}},
+        "optional.z=1: unknown name. Known here: iterations, rate, save_interval. What each means: docs/parameters.md.",
+    ),
+]
+OTHERS = [
+    # A name that is known elsewhere.
+    ({"name": "a", "loop": {"iterations": 4}}, "loop: unknown name. … It is known as train.loop.", Root, ""),
+    ({}, "name: this parameter is needed but not given.", Root, ""),
+    ({"rat": 1}, "train.loop.rat=1: unknown name. Did you mean train.loop.rate?", Loop, "train.loop"),
+]
+
+
+@pytest.mark.parametrize(("params", "line", "model", "prefix"), [*((*row, Train, "") for row in TRAIN), *OTHERS])
+def test_error_lines(params, line, model, prefix):
     with pytest.raises(ParameterError) as caught:
-        validate_parameters(params, Train)
-    assert str(caught.value).startswith(line)
+        validate_parameters(params, model, prefix=prefix)
+    first, *more = line.split(" … ")
+    assert str(caught.value).startswith(first) and str(caught.value).endswith("".join(more))
     assert "\n" not in str(caught.value)
-
-
-def test_name_that_belongs_elsewhere():
-    with pytest.raises(ParameterError, match=r"^loop: unknown name\. .* It is known as train\.loop\.$"):
-        validate_parameters({"name": "a", "loop": {"iterations": 4}}, Root)
-
-
-def test_missing_parameter_is_named():
-    with pytest.raises(ParameterError, match="^name: this parameter is needed but not given.$"):
-        validate_parameters({}, Root)
 
 
 def test_all_errors_are_reported_at_once():
@@ -102,12 +98,6 @@ def test_all_errors_are_reported_at_once():
         "train.loop.rates",
         "name",
     ]
-
-
-def test_prefix_stands_before_every_name():
-    with pytest.raises(ParameterError) as caught:
-        validate_parameters({"rat": 1}, Loop, prefix="train.loop")
-    assert str(caught.value) == "train.loop.rat=1: unknown name. Did you mean train.loop.rate?"
 
 
 def test_models_are_frozen_and_know_their_names():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import click
 import pytest
@@ -24,6 +25,8 @@ from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, explain, p
 from geo_sokoban_pipeline.hooks.parameters import check_parameters
 from runs import ROOT
 
+COMMAND = KedroCLI(ROOT)
+
 
 @pytest.fixture
 def type_command(tmp_path, monkeypatch):
@@ -31,12 +34,7 @@ def type_command(tmp_path, monkeypatch):
     monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", str(tmp_path / "data"))
     monkeypatch.chdir(ROOT)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    command = KedroCLI(ROOT)
-
-    def run(*words):
-        return CliRunner().invoke(command, ["run", *words])
-
-    yield run
+    yield lambda *words: CliRunner().invoke(COMMAND, ["run", *words])
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -100,31 +98,26 @@ def test_what_no_run_can_have_is_refused_in_one_line(type_command, tmp_path, wor
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("run: [", "it is not readable YAML"),
-        ("pipelines: [data_sokoban]", "it must hold a section `run:`"),
-        ("run: nothing", "it must hold a section `run:`"),
-        ("run: {params: {run_id: 1.10}}", "run_id=1.10: a text is needed. Quote it: '1.10'."),
-        ("run: {params: {run_id: 1e3}}", "run_id=1e3: a text is needed. Quote it: '1e3'."),
+        ("run: [", "--config={path}: it is not readable YAML"),
+        ("pipelines: [data_sokoban]", "--config={path}: it must hold a section `run:`"),
+        ("run: nothing", "--config={path}: it must hold a section `run:`"),
+        ("run: {params: {run_id: 1.10}}", "--config={path}: run_id=1.10: a text is needed. Quote it: '1.10'."),
+        ("run: {params: {run_id: 1e3}}", "--config={path}: run_id=1e3: a text is needed. Quote it: '1e3'."),
         (
             "run: {params: {evaluate_geo3k: {source: {checkpoint: 007}}}}",
-            "evaluate_geo3k.source.checkpoint=007: a text",
+            "--config={path}: evaluate_geo3k.source.checkpoint=007: a text",
         ),
-        ("run: {params: {seed: 010}}", "seed=010: YAML reads 8 here."),
-        ("run: {params: 'run_id=1.10,seed=010'}", "`params:` must hold names and values"),
-        ("run: {params: }", "`params:` must hold names and values"),
+        ("run: {params: {seed: 010}}", "--config={path}: seed=010: YAML reads 8 here."),
+        ("run: {params: 'run_id=1.10,seed=010'}", "--config={path}: `params:` must hold names and values"),
+        ("run: {params: }", "--config={path}: `params:` must hold names and values"),
+        ("run: {runner: ThreadRunner}", "runner=ThreadRunner: "),
     ],
 )
-def test_a_file_of_arguments_that_is_none(type_command, tmp_path, text, line):
+def test_a_file_of_arguments_that_cannot_be_used(type_command, tmp_path, text, line):
     path = file(tmp_path, text)
-    result = type_command(f"--config={path}")
-    assert (result.exit_code, result.output.count("\n")) == (1, 1)
-    assert result.output.startswith(f"Error: --config={path}: {line}")
-
-
-def test_a_runner_in_a_file_of_arguments(type_command, tmp_path):
-    path = file(tmp_path, yaml.safe_dump({"run": {"runner": "ThreadRunner"}}))
     result = type_command("-c", str(path))
-    assert result.exit_code == 1 and result.stderr.startswith("Error: runner=ThreadRunner: ")
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert result.output.startswith(f"Error: {line.format(path=path)}")
 
 
 @pytest.mark.parametrize(
@@ -170,8 +163,8 @@ def test_lists_as_typed(type_command, tmp_path):
     ],
 )
 def test_lists_reach_the_parameters(text, read):
-    given = _split_params(click.Context(click.Command("run")), None, protect_words(text))
-    assert read_lists(given) == read
+    assert read_lists(_split_typed(text)) == read
+    assert protect_words("a=[0,2") == "a=[0,2"  # a list that does not end is left to Kedro
 
 
 ALL_ROWS = ["shares.train=0", "shares.validation=0", "shares.eval=1"]
@@ -193,16 +186,10 @@ NO_COUNTS = ["counts.train=null", "counts.validation=null", "counts.eval=null"]
     ],
 )
 def test_evaluation_alone_takes_all_rows_unless_the_command_says_otherwise(task, pipelines, given, added):
-    words = [
-        "run",
-        *(word.format(task) for word in pipelines),
-        f"--params={','.join(f'{task}.{one}' for one in given)}",
-    ]
-    wanted = _split_params(
-        click.Context(click.Command("run")), None, ",".join(f"{task}.{one}" for one in given + added)
-    )
+    typed, wanted = (",".join(f"{task}.{one}" for one in parameters) for parameters in (given, given + added))
+    words = ["run", *(word.format(task) for word in pipelines), f"--params={typed}"]
     prepare_params(words)
-    assert _split_params(click.Context(click.Command("run")), None, words[-1].removeprefix("--params=")) == wanted
+    assert _split(words[-1].removeprefix("--params=")) == _split(wanted)
 
 
 WORDS = [
@@ -311,8 +298,12 @@ def test_a_number_that_yaml_reads_otherwise_is_refused(text, line):
     assert str(caught.value).startswith(line)
 
 
+def _split(text):
+    return _split_params(click.Context(click.Command("run")), None, text)
+
+
 def _split_typed(text):
-    return _split_params(click.Context(click.Command("run")), None, protect_words(text))
+    return _split(protect_words(text))
 
 
 def _nested(values, name):
@@ -365,10 +356,6 @@ def test_yaml_must_quote_a_text_that_looks_like_a_number(params, line):
     assert str(caught.value).startswith(line)
 
 
-def test_a_list_that_does_not_end_is_left_to_kedro():
-    assert protect_words("a=[0,2") == "a=[0,2"
-
-
 def test_an_error_in_own_code_is_told_with_its_place(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def reward(outcome):\n    return outcome['succes']\n")
@@ -392,17 +379,12 @@ def test_the_cause_that_was_written_for_users_is_told():
     assert explain(error) == "seed=x: a number is expected"
 
 
-@pytest.mark.parametrize("code", [130, 143, 129])
-def test_an_interrupted_command_says_what_it_has_left(capsys, code):
-    with pytest.raises(SystemExit) as caught:
-        CommandLineHooks(lambda: ["train_sokoban/default: stopped."]).end_command(SystemExit(code), code)
-    assert caught.value.code == code
-    assert capsys.readouterr().err == "train_sokoban/default: stopped.\n"
-
-
-def test_a_command_that_was_refused_says_nothing_more(capsys):
-    CommandLineHooks(lambda: ["stopped"]).end_command(SystemExit(1), 1)
-    assert capsys.readouterr() == ("", "")
+@pytest.mark.parametrize(("code", "said"), [(130, "stopped.\n"), (143, "stopped.\n"), (129, "stopped.\n"), (1, "")])
+def test_an_interrupted_command_says_what_it_has_left(capsys, code, said):
+    """One that was refused has left nothing."""
+    with suppress(SystemExit):
+        CommandLineHooks(lambda: ["stopped."]).end_command(SystemExit(code), code)
+    assert capsys.readouterr() == ("", said)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,16 +38,17 @@ from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 TABLE = PromptTable("sokoban.prompts", "training", "d" * 32, 3, Path("/data/prompts.parquet"), "id1", "generated")
 
 
+KEY = {"WANDB_API_KEY": "k" * 40}
 ROOT = "runs #1 50%25 ü?x a%2Fb"  # a data root with all that a URI reads otherwise
 
 
-@pytest.fixture
-def store(tmp_path):
-    """A client, a run of its own store, and the store's address."""
-    client, experiment, uri = connect(TrackingOptions(), tmp_path / ROOT)
-    folder = tmp_path / "models"
-    folder.mkdir()
-    return client, MlflowRun.create(client, experiment, uri, folder, "name"), uri
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A folder, and in it a client of the store of its data root, a run of that store, and its address."""
+    folder = tmp_path_factory.mktemp("store")
+    client, experiment, uri = connect(TrackingOptions(), folder / ROOT)
+    (folder / "models").mkdir()
+    return folder, client, MlflowRun.create(client, experiment, uri, folder / "models", "name"), uri
 
 
 def test_prompts_are_described_by_their_content():
@@ -64,15 +66,6 @@ def test_prompts_are_described_by_their_content():
     )
     assert prompt_context("sokoban.prompts") == ("sokoban", "training")
     assert prompt_context("sokoban.raw_levels") is None and prompt_context("train_sokoban.prompts") is None
-
-
-def test_the_store_lies_in_the_data_root_whatever_its_name_is(store, tmp_path):
-    _, tracked, _ = store
-    (tmp_path / "models/report.html").write_text("<html>")
-    tracked.log_file(tmp_path / "models/report.html", "report")
-    assert {path.name for path in tmp_path.iterdir()} == {ROOT, "models"}
-    assert (tmp_path / ROOT / "mlflow.db").stat().st_size
-    assert len(list((tmp_path / ROOT / "mlartifacts").rglob("report/report.html"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,8 +86,8 @@ def test_artifacts_lie_beside_a_database_in_a_file(uri, folder):
     assert found == (None if folder is None else Path(folder))
 
 
-def test_mlflow_keeps_an_input_once(store):
-    client, run, _ = store
+def test_a_run_holds_inputs_tables_and_files_once_in_the_data_root(store, tmp_path):
+    folder, client, run, _ = store
     for _ in range(2):
         run.log_input(TABLE)
     (found,) = client.get_run(run.mlflow_run_id).inputs.dataset_inputs
@@ -102,41 +95,48 @@ def test_mlflow_keeps_an_input_once(store):
     assert json.loads(found.dataset.source) == {"uri": "file:///data/prompts.parquet"}
     assert json.loads(found.dataset.profile) == {"num_rows": 3, "data_id": "id1", "source": "generated"}
     assert [(tag.key, tag.value) for tag in found.tags] == [("mlflow.data.context", "training")]
-
-
-def test_a_table_of_mlflow_is_replaced(store, tmp_path):
-    client, run, _ = store
-    run.log_table("evaluation/policies", {"policy": ["a", "b"], "solve_rate": [0.1, None]})
-    run.log_table("evaluation/policies", {"policy": ["a", "c"], "solve_rate": [0.5, 1.0]})
+    for names, rates in ((["a", "b"], [0.1, None]), (["a", "c"], [0.5, 1.0])):
+        run.log_table("evaluation/policies", {"policy": names, "solve_rate": rates})
     file = client.download_artifacts(run.mlflow_run_id, "evaluation/policies.json", str(tmp_path))
     table = json.loads(Path(file).read_text())
     assert (table["columns"], table["data"]) == (["policy", "solve_rate"], [["a", 0.5], ["c", 1.0]])
     listed = client.get_run(run.mlflow_run_id).data.tags["mlflow.loggedArtifacts"]
     assert json.loads(listed) == [{"path": "evaluation/policies.json", "type": "table"}]
+    run.log_file(Path(file), "report")
+    assert {path.name for path in folder.iterdir()} == {ROOT, "models"}
+    assert (folder / ROOT / "mlflow.db").stat().st_size
+    assert len(list((folder / ROOT / "mlartifacts").rglob("report/policies.json"))) == 1
 
 
-def test_the_machine_is_recorded_until_the_run_is_closed(store):
-    client, run, uri = store
+def test_the_machine_is_recorded_until_the_run_is_closed(store, monkeypatch):
+    _, client, run, uri = store
+
+    def recorded():
+        history = client.get_metric_history(run.mlflow_run_id, "system/cpu_utilization_percentage")
+        return [point.step for point in history]
+
+    with monkeypatch.context() as patch:  # without psutil there is nothing to record
+        patch.setitem(sys.modules, "mlflow.system_metrics.system_metrics_monitor", None)
+        run.watch_machine(uri, 0.01)
+    assert client.get_run(run.mlflow_run_id).data.metrics == {}
     run.watch_machine(uri, 0.05)
     deadline = time.monotonic() + 60
-    while "system/cpu_utilization_percentage" not in client.get_run(run.mlflow_run_id).data.metrics:
+    while not recorded():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     run.close("FINISHED", None)
-    names = client.get_run(run.mlflow_run_id).data.metrics
-    assert "system/system_memory_usage_megabytes" in names
-    steps = [point.step for point in client.get_metric_history(run.mlflow_run_id, "system/cpu_utilization_percentage")]
+    assert "system/system_memory_usage_megabytes" in client.get_run(run.mlflow_run_id).data.metrics
+    steps = recorded()
     time.sleep(0.3)
-    after = client.get_metric_history(run.mlflow_run_id, "system/cpu_utilization_percentage")
-    assert steps == [point.step for point in after] == list(range(len(steps)))
+    assert steps == recorded() == list(range(len(steps)))
 
 
-def test_no_psutil_means_no_system_metrics(store, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "mlflow.system_metrics.system_metrics_monitor", None)
-    client, run, uri = store
-    run.watch_machine(uri, 0.01)
-    run.close("FINISHED", None)
-    assert client.get_run(run.mlflow_run_id).data.metrics == {}
+def test_a_torn_note_of_mlflow_begins_a_new_run(store):
+    folder, client, run, uri = store
+    experiment = client.get_run(run.mlflow_run_id).info.experiment_id
+    assert MlflowRun.resume(client, experiment, uri, folder / "models").mlflow_run_id == run.mlflow_run_id
+    (folder / "models/mlflow_run.json").write_text('{"mlflow')
+    assert MlflowRun.resume(client, experiment, uri, folder / "models") is None
 
 
 def policy(folder, text, **entries):
@@ -185,29 +185,16 @@ def test_tables_of_an_evaluation():
     assert columns["policy"] == ["final"] * 8
     assert columns["trajectory_id"] == index["trajectory_id"].to_pylist()
     assert episode_table(index.slice(0, 0), []) == {}
+    # Of a large evaluation the first prompts are shown, whole: groups of four.
+    assert episode_table(index, ["start", "final"], limit=7)["trajectory_id"] == columns["trajectory_id"][:4]
 
 
-def test_a_large_evaluation_shows_its_first_prompts_whole():
-    table = trajectories_to_table(make_trajectories(12), CONTEXT)  # three groups of four
-    index = build_index(table, Place("train_sokoban", "default", "evaluation", "x"), task_or_plain)
-    shown = episode_table(index, ["start"], limit=9)
-    assert shown["trajectory_id"] == index["trajectory_id"].to_pylist()[:8]
-
-
-def test_wandb_is_wanted_with_its_key_alone():
-    key = {"WANDB_API_KEY": "k"}
-    assert is_wanted(TrackingOptions(), key)
-    assert not is_wanted(TrackingOptions(), {})
-    assert not is_wanted(TrackingOptions(wandb=False), key)
-    assert not is_wanted(TrackingOptions(enabled=False), key)
-
-
-def test_without_the_package_runs_are_tracked_by_mlflow_alone(project, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.setattr(tracking, "is_installed", lambda: False)
-    project.run("train_sokoban", params={"tracking": {"enabled": True}})
-    assert (project.folder("06_models") / NOTE).is_file()
-    assert not (project.folder("06_models") / WANDB_NOTE).exists()
+@pytest.mark.parametrize(
+    ("options", "environment", "wanted"),
+    [({}, KEY, True), ({}, {}, False), ({"wandb": False}, KEY, False), ({"enabled": False}, KEY, False)],
+)
+def test_wandb_is_wanted_with_its_key_alone(options, environment, wanted):
+    assert is_wanted(TrackingOptions(**options), environment) is wanted
 
 
 class RecordedRun:
@@ -382,28 +369,23 @@ def test_torn_files_end_no_command_and_leave_no_run_open(project, caplog, monkey
     assert [run.ended for run in opened.values()] == [0, 0]
     for path in torn:
         assert f"{path} is not readable JSON" in caplog.text
+    assert "this command goes on untracked. OSError: no store today" in caplog.text
     # Readable files are sent.
     rows = [entry["iteration"] for entry in opened["train_sokoban/default"].logged if "rollout/raw_reward" in entry]
     assert rows == [0, 1]
 
 
-def test_a_torn_note_of_mlflow_begins_a_new_run(store, tmp_path):
-    client, tracked, uri = store
-    experiment = client.get_run(tracked.mlflow_run_id).info.experiment_id
-    assert MlflowRun.resume(client, experiment, uri, tmp_path / "models").mlflow_run_id == tracked.mlflow_run_id
-    (tmp_path / "models/mlflow_run.json").write_text('{"mlflow')
-    assert MlflowRun.resume(client, experiment, uri, tmp_path / "models") is None
-
-
-def test_a_failing_service_leaves_the_other(project, caplog, monkeypatch):
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_the_package_or_its_service_mlflow_tracks_alone(project, caplog, monkeypatch, is_there):
     def refuse(*_):
         raise OSError("no service today")
 
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.setattr(tracking, "is_installed", lambda: True)
+    monkeypatch.setattr(tracking, "is_installed", lambda: is_there)
     monkeypatch.setattr(wandb_run.WandbRun, "open", refuse)
     project.run("train_sokoban", params={"tracking": {"enabled": True}})
-    assert "Weights & Biases could not open the run of train_sokoban" in caplog.text
+    assert ("Weights & Biases could not open the run of train_sokoban" in caplog.text) is is_there
+    assert not (project.folder("06_models") / WANDB_NOTE).exists()
     note = json.loads((project.folder("06_models") / NOTE).read_text())
     client = MlflowClient(tracking_uri=f"sqlite:///{project.path}/data/mlflow.db")
     assert len(client.get_metric_history(note["mlflow_run_id"], "rollout/raw_reward")) == 2
