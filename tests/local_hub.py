@@ -1,12 +1,11 @@
 """A hub on this machine, for tests of uploads: the requests of `HfApi.upload_folder`, answered as the hub's API does.
 
-It keeps what is committed in a folder per repository: small files come inside the commit, large ones by git-lfs.
+It keeps what is committed in a folder per repository. It asks for every file inside the commit, also for a large one.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 import threading
@@ -36,7 +35,6 @@ class LocalHub(ThreadingHTTPServer):
         self.folder = folder
         self.made: dict[str, dict[str, Any]] = {}
         self.commits: dict[str, int] = {}
-        self.objects: dict[str, bytes] = {}
 
     @property
     def address(self) -> str:
@@ -63,10 +61,6 @@ class _Request(BaseHTTPRequestHandler):
             200, [{"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in files.items()]
         )
 
-    def do_PUT(self) -> None:
-        self.server.objects[self.path.rpartition("/")[2]] = self.body()
-        self.answer(200, {})
-
     def do_POST(self) -> None:
         path, body = urlsplit(self.path).path, self.body()
         if path == "/api/validate-yaml":
@@ -77,7 +71,6 @@ class _Request(BaseHTTPRequestHandler):
             return self.make(json.loads(body))
         for pattern, act in (
             (r"/api/datasets/(.+)/preupload/main", self.sort_files),
-            (r"/datasets/(.+)\.git/info/lfs/objects/batch", self.take_large),
             (r"/api/datasets/(.+)/commit/main", self.commit),
         ):
             if found := re.fullmatch(pattern, unquote(path)):
@@ -92,19 +85,10 @@ class _Request(BaseHTTPRequestHandler):
         self.answer(409 if known else 200, {"url": f"{self.server.address}/datasets/{name}"})
 
     def sort_files(self, name: str, body: bytes) -> None:
-        modes = {True: "lfs", False: "regular"}
         files = [
-            {"path": one["path"], "uploadMode": modes[one["path"].endswith(".parquet")], "shouldIgnore": False}
-            for one in json.loads(body)["files"]
+            {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in json.loads(body)["files"]
         ]
         self.answer(200, {"files": files})
-
-    def take_large(self, name: str, body: bytes) -> None:
-        objects = [
-            {**one, "actions": {"upload": {"href": f"{self.server.address}/objects/{one['oid']}"}}}
-            for one in json.loads(body)["objects"]
-        ]
-        self.answer(200, {"transfer": "basic", "objects": objects})
 
     def commit(self, name: str, body: bytes) -> None:
         root = self.server.folder / name
@@ -113,11 +97,9 @@ class _Request(BaseHTTPRequestHandler):
             kind, value = asked["key"], asked["value"]
             if kind == "deletedFile":
                 (root / value["path"]).unlink()
-            elif kind in ("file", "lfsFile"):
-                data = base64.b64decode(value["content"]) if kind == "file" else self.server.objects[value["oid"]]
-                assert kind == "file" or hashlib.sha256(data).hexdigest() == value["oid"]
+            elif kind == "file":
                 (root / value["path"]).parent.mkdir(parents=True, exist_ok=True)
-                (root / value["path"]).write_bytes(data)
+                (root / value["path"]).write_bytes(base64.b64decode(value["content"]))
         self.server.commits[name] = self.server.commits.get(name, 0) + 1
         number = f"{self.server.commits[name]:040d}"
         self.answer(
@@ -158,8 +140,6 @@ def run_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]
     hub = LocalHub(folder)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.address)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    # Large files go by git-lfs: the hub's newer storage has a protocol of its own, which a program of it speaks.
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")

@@ -45,11 +45,10 @@ def test_a_clean_run_has_no_findings(run_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.pt", "weights.bin", "a.pkl", "noext", "x.npz", ".iter=0.ab.tmp"])
-def test_other_formats_are_findings(name: str, run_folder: Path) -> None:
-    (run_folder / "deep").mkdir()
-    (run_folder / "deep" / name).write_bytes(b"x")
-    (finding,) = audit_files(run_folder)
-    assert finding.startswith(f"deep/{name}: suffix ")
+def test_other_formats_are_findings(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    (finding,) = audit_files(tmp_path)
+    assert finding.startswith(f"{name}: suffix ")
 
 
 @pytest.mark.parametrize(

@@ -219,35 +219,38 @@ def test_no_reason_is_left_over() -> None:
     assert all(any(path.startswith(start) for path in known) for start in WARM_START)
 
 
-SERVER_VARIABLE = "rollout.server.environment.HF_TOKEN"
-
-
 def test_values_of_server_variables_are_compared_and_never_stored() -> None:
     def parameters(value: str) -> Fingerprint:
         server = {"environment": {"HF_TOKEN": value}}
         return loop_parameters(TrainOptions.model_validate({"rollout": {"engine": "sglang", "server": server}}), 0, {})
 
-    stored = parameters("swordfish")
-    assert "swordfish" not in str(stored) and stored[SERVER_VARIABLE].startswith("hash:")
+    name, stored = "rollout.server.environment.HF_TOKEN", parameters("swordfish")
+    assert "swordfish" not in str(stored) and stored[name].startswith("hash:")
     assert differences(stored, parameters("swordfish")) == []  # so a run continues
     (line,) = differences(stored, parameters("marlin"))
-    assert line.startswith(f"{SERVER_VARIABLE}: stored hash:") and "marlin" not in line
+    assert line.startswith(f"{name}: stored hash:") and "marlin" not in line
 
 
-def test_validations_that_end_the_warm_start_count() -> None:
-    stopping = with_value(TrainOptions(), {"warm_start.stop_below": 0.5})
-    other = with_value(stopping, {"warm_start.validate_every": 7})
-    assert changed_stages(stages(stopping), stages(other)) == {"warm start", "loop"}
+OVER = {"rollout.over_sampling": 2.0, "processes": 1, "threads": 1}
 
 
 @pytest.mark.parametrize(
-    "path", ["rollout.max_conversations", "rollout.prefill_tokens", "rollout.draft_share", "rollout.workers"]
+    ("given", "path", "changed"),
+    [
+        # Validations that end the warm start.
+        ({"warm_start.stop_below": 0.5}, "warm_start.validate_every", {"warm start", "loop"}),
+        # Sizes, where they decide what is aborted.
+        (OVER, "rollout.max_conversations", {"loop"}),
+        (OVER, "rollout.prefill_tokens", {"loop"}),
+        (OVER, "rollout.draft_share", {"loop"}),
+        (OVER, "rollout.workers", {"loop"}),
+    ],
 )
-def test_sizes_count_where_they_decide_what_is_aborted(path: str) -> None:
-    over = with_value(TrainOptions(), {"rollout.over_sampling": 2.0, "processes": 1, "threads": 1})
-    changed = with_another_value(over, path)
-    assert changed_stages(stages(over), stages(changed)) == {"loop"}
-    assert layout(over) == layout(changed) and path not in layout(over)
+def test_what_is_free_counts_where_results_depend_on_it(given: dict[str, Any], path: str, changed: set[str]) -> None:
+    before = with_value(TrainOptions(), given)
+    after = with_another_value(before, path)
+    assert changed_stages(stages(before), stages(after)) == changed
+    assert layout(before) == layout(after) and path not in layout(before)
 
 
 def test_a_change_of_the_layout_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -308,12 +311,17 @@ def inputs(rows: list[dict[str, Any]], digest: str = "abc", seed: int = 0, **opt
     return RunInputs("train_sokoban", seed, given, {"boxes": 1}, policy, rows, [])
 
 
+def differing(first: RunInputs, second: RunInputs) -> list[str]:
+    """What differs between the fingerprints of two loops."""
+    lines = differences(loop_fingerprint(first), loop_fingerprint(second))
+    return [line.partition(":")[0] for line in lines]
+
+
 @pytest.mark.parametrize("name", PROMPTS)
 def test_prompts_count(name: str) -> None:
     rows = PROMPTS[name](copy.deepcopy(ROWS))
     assert hash_rows(rows) != hash_rows(ROWS)
-    lines = differences(loop_fingerprint(inputs(ROWS)), loop_fingerprint(inputs(rows)))
-    assert [line.partition(":")[0] for line in lines] == ["input.prompts"]
+    assert differing(inputs(ROWS), inputs(rows)) == ["input.prompts"]
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -352,13 +360,10 @@ def test_every_value_of_a_prompts_table_counts(task: str, columns: Any, sokoban_
     """The level itself in `extra_info`, difficulties, candidates, hashes: no column is left out, nor a part of one."""
     rows = sokoban_rows(2) if task == "sokoban" else geometry_rows(2, task)
     assert set(columns.names) <= set(rows[1])
-    stored = loop_fingerprint(inputs(rows))
     found = list(places(rows[1]))
     assert {place[0] for place in found} == set(rows[1]) and len(found) > len(rows[1])
     for place in found:
-        changed = [rows[0], changed_at(rows[1], place)]
-        lines = differences(stored, loop_fingerprint(inputs(changed)))
-        assert [line.partition(":")[0] for line in lines] == ["input.prompts"], place
+        assert differing(inputs(rows), inputs([rows[0], changed_at(rows[1], place)])) == ["input.prompts"], place
     for name in columns.names:
         without = [rows[0], {column: value for column, value in rows[1].items() if column != name}]
         assert hash_rows(without) != hash_rows(rows), name
@@ -370,16 +375,11 @@ def test_equal_rows_have_one_hash_whatever_holds_them() -> None:
     assert hash_rows([{**row, "length": np.int32(3)} for row in rows]) == hash_rows(rows)
 
 
-def test_validation_prompts_count() -> None:
-    """The best checkpoint is chosen by them."""
+def test_the_policy_and_the_validation_prompts_count() -> None:
+    """The best checkpoint is chosen by the latter."""
     other = dataclasses.replace(inputs(ROWS), validation_prompts=ROWS[:1])
-    lines = differences(loop_fingerprint(inputs(ROWS)), loop_fingerprint(other))
-    assert [line.partition(":")[0] for line in lines] == ["input.validation_prompts"]
-
-
-def test_the_policy_counts() -> None:
-    lines = differences(loop_fingerprint(inputs(ROWS)), loop_fingerprint(inputs(ROWS, digest="abd")))
-    assert [line.partition(":")[0] for line in lines] == ["input.policy"]
+    assert differing(inputs(ROWS), other) == ["input.validation_prompts"]
+    assert differing(inputs(ROWS), inputs(ROWS, digest="abd")) == ["input.policy"]
     files = {name: {"blake2b": name} for name in "ab"}
     assert hash_files(files) == hash_files(dict(reversed(files.items())))
     assert hash_files({"b": files["a"], "a": files["b"]}) != hash_files(files)

@@ -124,7 +124,5 @@ def test_a_file_that_is_no_program_is_told_with_its_line(folder, monkeypatch):
 
 
 def test_errors_without_own_code_have_no_line():
-    try:
-        int("x")
-    except ValueError as error:
-        assert explain(error.with_traceback(None)) == "ValueError: invalid literal for int() with base 10: 'x'"
+    error = ValueError("invalid literal")
+    assert explain(error) == "ValueError: invalid literal"

@@ -22,41 +22,27 @@ from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 
 
-def test_lines_come_after_five_seconds_and_then_every_ten(monkeypatch, caplog):
-    clock = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+@pytest.mark.parametrize(
+    ("name", "total", "done", "first", "seconds", "units", "lines"),
+    [
+        ("solve levels", 40, 0, 1.0, 1.0, 19, ["solve levels 5/40, 35 s left", "solve levels 15/40, 25 s left"]),
+        # The first unit, which loads, is no pace.
+        ("GRPO", 100, 20, 60.0, 2.0, 10,
+         ["GRPO 21/100", "GRPO 26/100, 2 min 28 s left", "GRPO 31/100, 2 min 18 s left"]),
+    ],
+)  # fmt: skip
+def test_lines_come_after_five_seconds_and_then_every_ten(
+    monkeypatch, caplog, name, total, done, first, seconds, units, lines
+):
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(console, "on_terminal", lambda: False)
     caplog.set_level(logging.INFO)
-    with console.track("solve levels", 40) as work:
-        for second in range(1, 21):
-            clock[0] = float(second)
+    with console.track(name, total, done) as work:
+        for spent in (first, *[seconds] * units):
+            clock[0] += spent
             work.advance()
-    assert [record.message for record in caplog.records] == [
-        "solve levels 5/40, 35 s left",
-        "solve levels 15/40, 25 s left",
-    ]
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_the_first_unit_is_no_pace(clock, caplog):
-    caplog.set_level(logging.INFO)
-    with console.track("GRPO", 100, 20) as bar:
-        clock[0] += 60.0  # loading
-        bar.advance(note="solved 5%")
-        for _ in range(10):
-            clock[0] += 2.0
-            bar.advance()
-    assert [record.getMessage() for record in caplog.records] == [
-        "GRPO 21/100, solved 5%",
-        "GRPO 26/100, 2 min 28 s left",
-        "GRPO 31/100, 2 min 18 s left",
-    ]
+    assert [record.getMessage() for record in caplog.records] == lines
 
 
 def test_libraries_say_the_name_of_a_node_and_no_more(caplog):
@@ -73,32 +59,23 @@ def test_libraries_say_the_name_of_a_node_and_no_more(caplog):
     assert said == ["Running node: train_grpo", "Node train_grpo failed", "Completed 3 out of 9 tasks"]
 
 
-def audit(folder):
-    audit_stored_files({}, {"outputs": folder})
+OPTIONS = ExportPipelineOptions(source=SourceOptions(run="train_sokoban"), tables=("chat",), solved=False)
+COMMANDS = {
+    "audit": lambda folder, parts: audit_stored_files({}, {"outputs": folder}),
+    "export": lambda folder, parts: write_export(parts, folder / "export", OPTIONS, {}),
+    "logs of Inspect": lambda folder, parts: write_logs(parts, folder / "inspect", "train_sokoban/default", {}),
+    "policy": lambda folder, parts: prepare_policy(None, PolicyOptions(), 0),
+}
 
 
-def export(folder):
-    options = ExportPipelineOptions(source=SourceOptions(run="train_sokoban"), tables=("chat",), solved=False)
-    write_export(sorted(folder.glob("iter=*/*.parquet")), folder / "export", options, {})
-
-
-def write_inspect_logs(folder):
-    write_logs(sorted(folder.glob("iter=*/*.parquet")), folder / "inspect", "train_sokoban/default", {})
-
-
-def prepare(folder):
-    prepare_policy(None, PolicyOptions(), 0)
-
-
-@pytest.mark.parametrize("command", [audit, export, write_inspect_logs, prepare])
-def test_long_commands_say_how_far_they_are(command, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_long_commands_say_how_far_they_are(name, tmp_path, monkeypatch, caplog):
     (tmp_path / "export").mkdir()
-    for number in range(2):
-        write_trajectories(
-            tmp_path / f"iter={number}" / "part-000.parquet", trajectories_to_table(make_trajectories(2), CONTEXT)
-        )
+    parts = [tmp_path / f"iter={number}" / "part-000.parquet" for number in range(2)]
+    for path in parts:
+        write_trajectories(path, trajectories_to_table(make_trajectories(2), CONTEXT))
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(console.time, "monotonic", partial(next, itertools.count(0, 6)))  # each unit takes six seconds
-    command(tmp_path)
+    COMMANDS[name](tmp_path, parts)
     lines = [record.getMessage() for record in caplog.records if record.name == console.__name__]
     assert [count for line in lines for count in ("1/2", "2/2") if count in line] == ["1/2", "2/2"]

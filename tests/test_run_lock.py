@@ -38,19 +38,24 @@ def hold(folder: Path, mode: str) -> tuple[subprocess.Popen[str], int]:
     return holder, int(holder.stdout.readline())
 
 
-def test_second_process_stops_and_names_the_first(tmp_path):
-    holder, _ = hold(tmp_path / "run", "alone")
+@pytest.mark.parametrize("mode", ["alone", "fork"])
+def test_second_process_stops_and_names_the_first(tmp_path, mode):
+    """Until SIGKILL has ended it, whatever forked children it leaves."""
+    holder, child = hold(tmp_path / "run", mode)
     try:
         with pytest.raises(RunLockedError) as caught:
             RunLock(tmp_path / "run")
+        holder.kill()
+        holder.wait()
+        RunLock(tmp_path / "run").close()
     finally:
         holder.kill()
-        holder.communicate()
+        if child:
+            os.kill(child, 9)
     message = str(caught.value)
     assert str(tmp_path / "run") in message
     assert f"process {holder.pid} on {os.uname().nodename}, started 2" in message
     assert "--params run_id=" in message
-    RunLock(tmp_path / "run").close()  # SIGKILL has released it
 
 
 def test_the_lock_names_no_secret(tmp_path, monkeypatch):
@@ -58,18 +63,6 @@ def test_the_lock_names_no_secret(tmp_path, monkeypatch):
     RunLock(tmp_path).close()
     written = (tmp_path / LOCK_FILE).read_text()
     assert "swordfish" not in written and "run_id=x" in written
-
-
-def test_forked_child_of_a_killed_holder_does_not_keep_the_run(tmp_path):
-    holder, child = hold(tmp_path, "fork")
-    with pytest.raises(RunLockedError):
-        RunLock(tmp_path)
-    holder.kill()
-    holder.wait()
-    try:
-        RunLock(tmp_path).close()
-    finally:
-        os.kill(child, 9)
 
 
 def test_two_locks_of_one_process_exclude_each_other(tmp_path):

@@ -30,6 +30,7 @@ from option_fields import leaves
 from problem_rows import image_file, source_row, uri, write_uris
 
 ALL = {"train": None, "validation": None, "eval": None}
+FEW = {"counts.train": 8, "counts.validation": 2, "counts.eval": 2}
 GRID = " # \t # \t # \t # \t # \n # \t P \t X \t O \t # \n # \t # \t # \t # \t # "
 SAID = (
     "<|im_start|>user\nSymbols:\n# Wall | _ Floor | O Target | X Box | P You\n\n"
@@ -55,7 +56,7 @@ def _files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("one.xsb").write_text("#######\n#@ $ .#\n#######\n")
         Path("two.xsb").write_text("#####\n#@$.#\n#####\n")
         Path("xsb.jsonl").write_text(json.dumps({"xsb": "#####\n#@$.#\n#####\n"}) + "\n")
-        levels = outcome(SokobanDataOptions, {"counts": {"train": 60, "validation": 0, "eval": 0}})
+        levels = outcome(SokobanDataOptions, {"counts.train": 60})
         Path("levels.txt").write_text("\n".join(f"; {n}\n{row['level_xsb']}\n" for n, row in enumerate(levels)))
         paths = [{**RAW, "prompt": SAID.replace(GRID, grid)} for grid in (LONG, PUSHED, LONG)]
         for name, rows in {"raw": [RAW], "paths": paths, "processed": [PROCESSED]}.items():
@@ -81,8 +82,7 @@ def _files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def outcome(model: type[BaseModel], given: dict[str, Any]) -> Any:
     """The prompts that options give, or why there are none."""
-    counts = {"train": 8, "validation": 2, "eval": 2}
-    options = model.model_validate({"counts": counts} | unflatten(given)).model_dump(mode="json")
+    options = model.model_validate(unflatten(FEW | given)).model_dump(mode="json")
     try:
         if model is SokobanDataOptions:
             frames = level_nodes.make_prompts(level_nodes.read_levels(options)[0], options)
@@ -95,7 +95,7 @@ def outcome(model: type[BaseModel], given: dict[str, Any]) -> Any:
 
 
 def file(path: str, **changes: Any) -> dict[str, Any]:
-    return {"source": "file", "counts": ALL, "file.path": path, **changes}
+    return {"source": "file", **{f"counts.{split}": None for split in ALL}, "file.path": path, **changes}
 
 
 def shares(given: dict[str, Any]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
@@ -138,7 +138,7 @@ LEVELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         file("processed.jsonl", pictures="keep", **{"limits.max_pixels": 3600}),
         {"limits.max_pixels": 3599},
     ),
-    "strip_chat_markup": (file("raw.jsonl", strip_chat_markup=True), {"strip_chat_markup": False}),
+    "strip_chat_markup": (file("raw.jsonl", instruction="full", strip_chat_markup=True), {"strip_chat_markup": False}),
     "consistent_legend": (file("raw.jsonl", instruction="full", consistent_legend=True), {"consistent_legend": False}),
 }
 PROBLEMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

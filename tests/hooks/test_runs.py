@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import json
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_clear_keeps_the_lock_and_nothing_else(tmp_path):
 
 
 def test_fresh_clears_one_run_id_of_the_called_pipeline_only(project):
-    doomed = fill(*(project.folder(layer) for layer in ("06_models", "07_model_output", "08_reporting")))
+    doomed = fill(*(project.folder(layer) for layer in LAYERS))
     kept = fill(
         project.folder("06_models", run_id="other"),
         project.folder("06_models", run="update_sokoban"),
@@ -102,12 +103,6 @@ WRONG = {
 }
 
 
-def placed(value, **places):
-    if isinstance(value, dict):
-        return {name: placed(below, **places) for name, below in value.items()}
-    return value.format(**places)
-
-
 def test_fresh_changes_nothing_where_an_input_is_not_there(project, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     store_run(project)
@@ -119,9 +114,9 @@ def test_fresh_changes_nothing_where_an_input_is_not_there(project, monkeypatch)
     (project.path / "own.py").write_text("def other(): pass\n")
     before, seen = stored(project), len(project.seen)
     for what, wrong in WRONG.items():
-        params = placed(wrong, here=str(project.path), models=str(models)) | {"fresh": True}
+        text = json.dumps(wrong).replace("{here}", str(project.path)).replace("{models}", str(models))
         with pytest.raises((ParameterError, OSError, PolicyUnavailableError)):
-            project.run("train_sokoban", params=params)
+            project.run("train_sokoban", params=json.loads(text) | {"fresh": True})
         assert stored(project) == before, what
     assert len(project.seen) == seen
 
@@ -176,10 +171,7 @@ def test_fresh_of_several_runs_replaces_each(project):
 )
 def test_fresh_refuses_nodes_that_read_what_it_replaces(project, option, selection, reads):
     files = fill(project.folder("06_models"))
-    if reads:
-        with pytest.raises(ParameterError, match=f"fresh=true.*{option}"):
-            project.run("train_sokoban", params={"fresh": True}, **selection)
-    else:
+    with pytest.raises(ParameterError, match=f"fresh=true.*{option}") if reads else nullcontext():
         project.run("train_sokoban", params={"fresh": True}, **selection)
     assert all(path.is_file() == reads for path in files)
 

@@ -75,12 +75,9 @@ def test_the_result_of_an_older_checkpoint_is_called_one(tmp_path, caplog):
 def start_hooks(tmp_path, stored, iterations, *, warm=True, env="test", **parameters):
     """The hooks of a command that trains a run of which this much is stored."""
     folders = RunFolders.of(tmp_path, "train_sokoban", parameters.get("run_id", "default"))
-    for number in range(max(0, stored - 3), stored):
-        (folders.models / f"checkpoints/iter={number:05d}").mkdir(parents=True)
-        (folders.models / f"checkpoints/iter={number:05d}/manifest.json").write_text("{}")
-    if warm:
-        (folders.models / "policy").mkdir(parents=True)
-        (folders.models / "policy/manifest.json").write_text("{}")
+    names = [f"checkpoints/iter={number:05d}" for number in range(max(0, stored - 3), stored)]
+    for name in [*names, *(["policy"] if warm else [])]:
+        write_json(folders.models / name / "manifest.json", {})
     configure_project("geo_sokoban_pipeline", preserve_logging=True)
     loader = {
         "parameters": {"train_sokoban": {"loop": {"iterations": iterations}}, **parameters},
@@ -147,12 +144,9 @@ def test_ways_on_can_be_pasted_and_mean_the_run(tmp_path, monkeypatch, caplog, e
     monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", root)
     monkeypatch.chdir(tmp_path)
     place = tmp_path / root
-    place.mkdir()
-    (place / "notebooks").mkdir()
-    (place / "notebooks/01_explore_trajectories.ipynb").touch()
-    report = RunFolders.of(place, "train_sokoban", run_id).reports / "report.html"
-    report.parent.mkdir(parents=True)
-    report.touch()
+    reports = RunFolders.of(place, "train_sokoban", run_id).reports
+    for path in (place / "notebooks/01_explore_trajectories.ipynb", reports / "report.html"):
+        write_json(path, {})
     start_hooks(place, 3, 3, env=env, run_id=run_id, tracking={"uri": uri}).after_pipeline_run()
     lines = [record.getMessage() for record in caplog.records if record.name.endswith("hooks.terminal")]
     ways = [shlex.split(line, comments=True) for line in lines if line.startswith("  ")]
