@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from benchmarks.peer.__main__ import prepare_policy
+from benchmarks.peer import __main__ as peer
 from benchmarks.peer.checks import UnequalWorkError, check_pair, check_step
 from benchmarks.peer.env import make_rows
 from benchmarks.peer.ours import run_ours
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.slow
 def step(tmp_path_factory):
     """The setting, and the report of one step of ours: two prompts, two episodes each, three turns."""
     folder = tmp_path_factory.mktemp("peer") / "policy"
-    prepare_policy(folder, threads=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peer, "WARM_START_STEPS", 40)  # enough for responses that are well formed
+        peer.prepare_policy(folder, threads=1)
     setting = Setting(folder, turns=3, groups=2, group_size=2, steps=1)
     reports = []
     run_ours(setting, make_rows(2), lambda: True, reports.append)

@@ -14,8 +14,6 @@ from scripts.scaling_docs.page import (
     Layout,
     fits,
     layouts,
-    plan,
-    plan_megatron,
     shape_of,
     write_page,
 )
@@ -73,20 +71,3 @@ def test_a_layout_fits_where_every_gpu_has_room(training: dict[str, Any], gigaby
     layout = Layout(training, {"first_gpu": 0, "count": 1, "memory_fraction": 0.2})
     assert fits("4B", layout, 1, gigabytes) is expected
     assert not fits("4B", Layout(training, {**layout.servers, "memory_fraction": 0.9}), 1, gigabytes)
-
-
-def test_ranks_of_shared_weights_take_less() -> None:
-    spread = {"processes": 4, "threads": 4, "sharding": "full"}
-    alone, shared = plan("8B", Layout({}, {}))[0], plan("8B", Layout(spread, {}))[0]
-    assert shared.certain * 4 == pytest.approx(alone.certain) and shared.total < 0.6 * alone.total
-
-
-@pytest.mark.parametrize("name", DENSE)
-def test_megatrons_ranks_share_what_they_hold(name: str) -> None:
-    """Groups share all of it; the ranks of a group have the vision tower each."""
-    model = shape_of(name)
-    held = {layout: plan_megatron(name, *layout).certain for layout in TENSOR_AND_DATA}
-    tower = 16 * model.vision.parameters
-    for (tensor, data), count in held.items():
-        whole = 16 * (model.parameters - model.vision.parameters) / tensor + tower
-        assert count == pytest.approx(whole / data, rel=1e-6)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,22 +25,17 @@ if input() == "end":
 """
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Callable[[], tuple[subprocess.Popen[str], Path]]:
-    """Starts a process that makes a folder, and waits; returns both."""
-
-    def start() -> tuple[subprocess.Popen[str], Path]:
-        environment = {**os.environ, "TMPDIR": str(tmp_path)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen([sys.executable, "-c", MAKE], env=environment, text=True, **pipes)
-        assert process.stdout is not None
-        return process, tmp_path / process.stdout.readline().strip()
-
-    return start
+def start(place: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has made a folder, and waits; and the folder."""
+    environment = {**os.environ, "TMPDIR": str(place)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", MAKE], env=environment, text=True, **pipes)
+    assert process.stdout is not None
+    return process, place / process.stdout.readline().strip()
 
 
 def test_folders_of_processes_that_have_ended_are_removed_and_no_others(
-    start: Callable[[], tuple[subprocess.Popen[str], Path]], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     others = [tmp_path / name for name in (".geo_sokoban-being-made", "elsewhere", "another-geo_sokoban-1")]
     for folder in others:
@@ -49,12 +43,12 @@ def test_folders_of_processes_that_have_ended_are_removed_and_no_others(
     (tmp_path / "geo_sokoban-file").touch()
     (tmp_path / "geo_sokoban-link").symlink_to(tmp_path / "elsewhere")
     others += [tmp_path / "geo_sokoban-file", tmp_path / "geo_sokoban-link"]
-    (dead, left), (living, held) = start(), start()
+    (dead, left), (living, held) = start(tmp_path), start(tmp_path)
     try:
         assert (left / "weights").is_file(), "its process was alive when the other one started"
         dead.kill()
         dead.wait()
-        third, own = start()
+        third, own = start(tmp_path)
         third.communicate("\n")
         assert not own.exists(), "it has ended as it should"
         assert sorted(tmp_path.iterdir()) == sorted([held, *others])
@@ -66,9 +60,9 @@ def test_folders_of_processes_that_have_ended_are_removed_and_no_others(
 
 @pytest.mark.slow
 def test_a_command_removes_what_a_killed_one_has_left(
-    start: Callable[[], tuple[subprocess.Popen[str], Path]], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    dead, left = start()
+    dead, left = start(tmp_path)
     dead.kill()
     dead.wait()
     assert left.is_dir()

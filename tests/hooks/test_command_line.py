@@ -25,16 +25,19 @@ from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, explain, p
 from geo_sokoban_pipeline.hooks.parameters import check_parameters
 from runs import ROOT
 
-COMMAND = KedroCLI(ROOT)
+
+@pytest.fixture(scope="module")
+def command():
+    return KedroCLI(ROOT)
 
 
 @pytest.fixture
-def type_command(tmp_path, monkeypatch):
+def type_command(tmp_path, monkeypatch, command):
     """`type_command("run", …)`: `kedro run …` in this process, through Kedro's own entry; its result."""
     monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", str(tmp_path / "data"))
     monkeypatch.chdir(ROOT)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield lambda *words: CliRunner().invoke(COMMAND, ["run", *words])
+    yield lambda *words: CliRunner().invoke(command, ["run", *words])
     for number, handler in before.items():
         signal.signal(number, handler)
 
