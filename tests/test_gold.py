@@ -22,8 +22,8 @@ def test_few_runs_hold_each_pair_that_any_run_holds():
 
 def store(root: Path, *, tokens=2, seconds=0.5, loss=1, step_time=2, solved=3, weights="a") -> dict[str, str]:
     """Digests of files as a run stores them, in small."""
-    (root / "episodes").mkdir(parents=True)
-    pq.write_table(pa.table({"token_ids": [[1, tokens]], "timings": [seconds]}), root / "episodes/part-000.parquet")
+    (root / "trajectories").mkdir(parents=True)
+    pq.write_table(pa.table({"token_ids": [[1, tokens]], "timings": [seconds]}), root / "trajectories/part-000.parquet")
     write_json(root / "metrics/iter=00000.json", {"loss": loss, "perf/step_time": step_time})
     write_json(root / "eval_summary.json", {"n": solved})
     (root / "model.safetensors").write_text(weights)
@@ -35,7 +35,7 @@ def store(root: Path, *, tokens=2, seconds=0.5, loss=1, step_time=2, solved=3, w
     [
         ({"seconds": 0.7}, []),
         ({"step_time": 5}, []),
-        ({"tokens": 3}, ["episodes/part-000.parquet:token_ids"]),
+        ({"tokens": 3}, ["trajectories/part-000.parquet:token_ids"]),
         ({"loss": 4}, ["metrics/iter=00000.json"]),
         ({"solved": 4}, ["eval_summary.json"]),
         ({"weights": "b"}, ["model.safetensors"]),

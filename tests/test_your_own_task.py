@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -21,8 +22,8 @@ from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
-from runs import ROOT, finish, kedro_command, link_project
 
+ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your_own_task.md").read_text(encoding="utf-8")
 
 
@@ -58,21 +59,30 @@ def test_each_turn_of_the_second_example_has_its_image(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_its_code_ends_with_a_gain(tmp_path):
-    """With a quarter of the iterations, which learn already."""
-    full = "loop: {iterations: 60}, optimizer: {schedule_iterations: 60},\n"
-    less = "loop: {iterations: 16, eval_interval: 16, eval_prompts: 64}, optimizer: {schedule_iterations: 60},\n"
-    few = "evaluation: {checkpoint: best, prompts: 256, greedy: false, blank_images: false}"
-    settings = code_of("yaml").replace(full, less).replace("evaluation: {checkpoint: best}", few)
-    assert less in settings and few in settings
-    link_project(tmp_path)
-    for name, text in (("cells.py", code_of("python")), ("cells.yml", settings)):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    subprocess.run([sys.executable, "cells.py"], cwd=tmp_path, check=True, timeout=300)
+    """In a folder that looks like the project's, a third of the iterations, which learn already."""
+    (tmp_path / "src").mkdir()  # Kedro wants it inside the project, whatever it holds
+    for name in ("conf", "pyproject.toml", "src/geo_sokoban_pipeline"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    full = "loop: {iterations: 60}"
+    assert code_of("yaml").count(full) == 1
+    shorter = code_of("yaml").replace(full, "loop: {iterations: 20, eval_interval: 20, eval_prompts: 64}")
+    (tmp_path / "cells.py").write_text(code_of("python"), encoding="utf-8")
+    (tmp_path / "cells.yml").write_text(shorter, encoding="utf-8")
     data = tmp_path / "data"
-    said = finish(
-        kedro_command("--config=cells.yml", conf_env=None, folder=tmp_path, data_root=data, own_interpreter=True),
-        timeout=900,
-    )
+    variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    said = ""
+    for words in (("cells.py",), ("-m", "kedro", "run", "--config=cells.yml")):
+        process = subprocess.run(
+            [sys.executable, *words],
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        said = process.stdout + process.stderr
+        assert process.returncode == 0, said[-4000:]
     assert "warm start: SFT on an expert that takes one of each row's candidates" in said
     assert "no group to train on" not in said
 
@@ -82,7 +92,7 @@ def test_its_code_ends_with_a_gain(tmp_path):
     rows = read_json(reports / "eval_summary.json")["rows"]
     found = {(row["policy"], row["mode"]): row for row in rows}
     before, after = found["warm_start", "sampled"], found["final", "sampled"]
-    assert before["episodes"] == 256
+    assert before["episodes"] > 350
     assert after["solve_rate"] >= before["solve_rate"] + 0.15
     assert after["low"] > before["high"]
     assert found["label", "-"]["solve_rate"] == 1.0  # whoever knows the answer is right in this environment, too

@@ -194,6 +194,13 @@ def test_each_field_acts(model: type[BaseModel], name: str) -> None:
     assert rows != outcome(model, given | change)
 
 
+@pytest.mark.parametrize(("name", "mark"), [("strip_chat_markup", "<|im_start|>"), ("consistent_legend", "(#)")])
+def test_texts_of_raw_levels_lose_their_marks_by_option(name: str, mark: str) -> None:
+    for on in (True, False):
+        (row,) = outcome(SokobanDataOptions, file("raw.jsonl", instruction="full", **{name: on}))
+        assert (mark in row["prompt"]) != on
+
+
 def test_every_field_is_shown_to_act() -> None:
     assert set(LEVELS) | OF_THE_HUB[SokobanDataOptions] == set(leaves(SokobanDataOptions))
     assert set(PROBLEMS) | OF_THE_HUB[Geo3kDataOptions] == set(leaves(Geo3kDataOptions))
