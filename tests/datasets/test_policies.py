@@ -9,7 +9,7 @@ import pytest
 from kedro.io import DatasetError
 
 from geo_sokoban_pipeline.datasets import PolicyDataset, ResumableDataset
-from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, link_or_copy, open_policy, write_policy
+from geo_sokoban_pipeline.runs.policy_folder import write_policy
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 
 
@@ -132,10 +132,3 @@ def test_foreign_files_that_could_be_loaded_are_named(policy: PolicyDataset, nam
     (tmp_path / "policy" / name).write_text("{}")
     with pytest.raises(DatasetError, match=rf"{name} is not listed in .*manifest\.json. Take it away"):
         policy.load()
-
-
-def test_works_without_kedro(tmp_path: Path) -> None:
-    stored = write_policy(tmp_path / "policy", write)
-    assert open_policy(tmp_path / "policy") == stored == PolicyFolder(tmp_path / "policy", stored.manifest)
-    link_or_copy(tmp_path / "policy" / "config.json", tmp_path / "deep" / "config.json")
-    assert (tmp_path / "deep" / "config.json").read_text() == "{}"

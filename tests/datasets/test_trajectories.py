@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from kedro.io import DataCatalog, DatasetError
-from kedro.pipeline import node, pipeline
-from kedro.runner import SequentialRunner
 from kedro.validation.exceptions import DataValidationError
 
 from builders import CONTEXT, make_trajectories
@@ -25,7 +22,7 @@ from geo_sokoban_pipeline.datasets import (
 )
 from geo_sokoban_pipeline.datasets.tables import FrameDataset
 from geo_sokoban_pipeline.runs.storage import Rewind
-from geo_sokoban_pipeline.trajectories.parquet import TornFileError, name_parts
+from geo_sokoban_pipeline.trajectories.parquet import TornFileError
 from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import TrajectoryBatch, table_to_trajectories, trajectories_to_table
 
@@ -68,23 +65,6 @@ def test_tables_and_batches_are_stored_alike_and_broken_or_torn_ones_named(tmp_p
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(TornFileError, match=r"iter=00000/part-000\.parquet"):
         parts["iter=00000/part-000"]()
-
-
-def test_a_generator_node_streams_its_iterations(tmp_path: Path) -> None:
-    catalog = make_catalog(tmp_path)
-    seen: list[list[str]] = []
-
-    def loop(start: int) -> Any:
-        yield Rewind(start)
-        for iteration in range(3):
-            seen.append(sorted(path.name for path in tmp_path.glob("iter=*")))
-            yield name_parts(iteration, make_trajectories(2, iteration=iteration), CONTEXT)
-        yield {}
-
-    catalog["start"] = -1
-    SequentialRunner().run(pipeline([node(loop, "start", "trajectories")]), catalog)
-    assert seen == [[], ["iter=00000"], ["iter=00000", "iter=00001"]]
-    assert len(catalog.load("trajectories")) == 3
 
 
 @pytest.mark.parametrize("value", [make_trajectories(1), {"a": 1}, pa.table({"a": [1]})])
@@ -167,18 +147,3 @@ def test_preview_shows_the_newest_episodes(tmp_path: Path) -> None:
 def test_viz_takes_the_preview(dataset: type, kind: str) -> None:
     annotation = inspect.signature(dataset.preview).return_annotation
     assert getattr(annotation, "__name__", str(annotation)) == kind  # as kedro-viz looks it up
-
-
-def test_space_needed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = TrajectoriesDataset(str(tmp_path))
-    dataset.save({"iter=00000/part-000": batch(0)})
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("pyarrow.parquet.ParquetWriter.write_table", fail)
-        with pytest.raises(DatasetError, match=r"part-000.parquet: disk full, about [\d,]+ bytes needed"):
-            dataset.save({"iter=00001/part-000": batch(1)})
-    assert trajectories_to_table(make_trajectories(4), CONTEXT).equals(dataset.load()["iter=00000/part-000"]())
-    assert list(dataset.load()) == ["iter=00000/part-000"]

@@ -205,20 +205,20 @@ def test_images_are_those_of_other_problems():
     assert shuffle_images(alike, 0) == alike
 
 
-def test_ablations_of_the_options():
-    def names(**evaluation: Any) -> list[str]:
-        options = Geo3kTrainOptions.model_validate({"evaluation": evaluation})
-        return [ablation.suffix for ablation in image_ablations(rows, options, 0)]
-
-    rows: list[dict[str, Any]] = [{"id": 1, "images": ["i"]}, {"id": 2, "images": ["j"]}]
-
-    assert names() == ["_blank", "_shuffled"]
-    assert names(blank_images=False) == ["_shuffled"]
-    assert names(shuffled_images=False, blank_images=False) == []
-    rows = [{"id": 1, "images": []}]
-    assert names() == []  # nothing to hide
-    rows = [{"id": 1, "images": ["i"]}, {"id": 2, "images": ["i"]}]
-    assert names() == ["_blank"]  # no image of another problem
+@pytest.mark.parametrize(
+    ("images", "evaluation", "names"),
+    [
+        ([["i"], ["j"]], {}, ["_blank", "_shuffled"]),
+        ([["i"], ["j"]], {"blank_images": False}, ["_shuffled"]),
+        ([["i"], ["j"]], {"shuffled_images": False, "blank_images": False}, []),
+        ([[]], {}, []),  # nothing to hide
+        ([["i"], ["i"]], {}, ["_blank"]),  # no image of another problem
+    ],
+)
+def test_ablations_of_the_options(images, evaluation, names):
+    rows = [{"id": number, "images": shown} for number, shown in enumerate(images)]
+    options = Geo3kTrainOptions.model_validate({"evaluation": evaluation})
+    assert [ablation.suffix for ablation in image_ablations(rows, options, 0)] == names
 
 
 @pytest.mark.parametrize("model", [Geo3kTrainOptions, Geo3kMultiTurnTrainOptions])

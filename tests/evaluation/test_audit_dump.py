@@ -36,26 +36,6 @@ def verl_rows(step: int = 1) -> Rows:
     ]
 
 
-def trl_rows() -> Rows:
-    """The same as TRL logs completions: rewards under the name of their function, advantages beside them."""
-    rows = verl_rows()
-    for start in (0, 4):
-        rewards = np.array([row["score"] for row in rows[start : start + 4]])
-        advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
-        for row, advantage in zip(rows[start : start + 4], advantages, strict=True):
-            row["advantage"] = float(np.float32(advantage))
-    return [
-        {
-            "step": row["step"],
-            "prompt": [{"role": "user", "content": row["input"]}],
-            "completion": row["output"],
-            "accuracy_reward": row["score"],
-            "advantage": row["advantage"],
-        }
-        for row in rows
-    ]
-
-
 def write(path: Path, rows: Rows) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
@@ -88,6 +68,21 @@ def group(text: str, rewards: list[float | None], step: int = 1, **columns: Any)
         {"step": step, "prompt": "Find x.", "completion": f"{text} {number}", "reward": reward}
         | {"advantage": float(advantage), **columns}
         for number, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True))
+    ]
+
+
+def trl_rows() -> Rows:
+    """Two groups of four, as TRL logs completions: rewards under the name of their function, advantages beside them."""
+    return [
+        {
+            "step": 1,
+            "prompt": [{"role": "user", "content": f"Find x of problem {number}."}],
+            "completion": row["completion"],
+            "accuracy_reward": row["reward"],
+            "advantage": float(np.float32(row["advantage"])),
+        }
+        for number, rewards in enumerate(([1.0, 0.0, 0.0, 1.0], [0.0] * 4))
+        for row in group("So it is", list(rewards))
     ]
 
 

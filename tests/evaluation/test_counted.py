@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,6 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.config.grpo import EvaluationOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.images import read_data_uri
@@ -40,12 +39,10 @@ from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
-from option_fields import leaves
 from task_options import (
     ExpertOptions,
     Geo3kMultiTurnTrainOptions,
     Geo3kTrainOptions,
-    GeometryEvaluationOptions,
     TrainOptions,
 )
 
@@ -121,9 +118,7 @@ def play(engine: Any, policy: Policy, tasks: Any, settings: RolloutSettings, *re
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    calls.clear()
-    yield
+def _forget() -> None:
     calls.clear()
 
 
@@ -151,11 +146,6 @@ def levels(sokoban_rows: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     """Training rows, and others to evaluate on."""
     rows = [{**row, "id": f"level{number}"} for number, row in enumerate(sokoban_rows(20))]
     return rows[:12], rows[12:]
-
-
-@pytest.fixture(scope="module")
-def problems(geometry_rows: Any) -> list[dict[str, Any]]:
-    return geometry_rows(6)
 
 
 def evaluate(
@@ -303,8 +293,9 @@ def test_images_of_levels(folder: PolicyFolder, levels: Any, train_options: Trai
     assert SOKOBAN.report.label("final_shuffled_first") == "after GRPO, first image from another problem"
 
 
-def test_images_of_problems(geometry_folder: PolicyFolder, problems: Any) -> None:
+def test_images_of_problems(geometry_folder: PolicyFolder, geometry_rows: Any) -> None:
     """Shuffled means another problem's image beside the own text and label; blank is blank."""
+    problems = geometry_rows(6)
     script["now"] = lambda row, sample, turn: "\\boxed{1}"
     options = set_options(Geo3kTrainOptions(), rollout={}, evaluation={"greedy": False})
     summary, _ = evaluate_policies("train_geo3k", 3, {"final": geometry_folder}, problems, options, training=problems)
@@ -530,21 +521,3 @@ def test_solver_gives_up_beyond_its_states(folder: PolicyFolder, levels: Any, tr
         summary, _ = evaluate_policies("run", 0, {"final": folder}, levels[1], options)
         rates[states] = next(row["solve_rate"] for row in summary["rows"] if row["policy"] == "solver")
     assert rates[1] < rates[200_000] == 1.0
-
-
-SHOWN = {
-    "prompts": test_prompts_and_episodes,
-    "samples": test_prompts_and_episodes,
-    "greedy": test_prompts_and_episodes,
-    "blank_images": test_images_of_levels,
-    "shuffled_images": test_images_of_problems,
-    "sampling.temperature": test_sampling,
-    "sampling.top_p": test_sampling,
-    "sampling.top_k": test_sampling,
-    "solver_states": test_solver_gives_up_beyond_its_states,
-    "checkpoint": test_which_checkpoint_becomes_the_final_policy,
-}
-
-
-def test_every_field_is_shown_to_have_an_effect() -> None:
-    assert set(SHOWN) == set(leaves(GeometryEvaluationOptions)) >= set(leaves(EvaluationOptions))

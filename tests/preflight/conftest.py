@@ -118,15 +118,6 @@ def policy_folder(tiny_policy: Policy, tmp_path: Path) -> Path:
     return folder
 
 
-def states(checks: list[Any]) -> dict[str, str]:
-    """State by name; the worst where a name occurs twice."""
-    order = ("ok", "skipped", "warning", "failure")
-    found: dict[str, str] = {}
-    for check in checks:
-        found[check.name] = max(found.get(check.name, "ok"), check.state, key=order.index)
-    return found
-
-
 def says(checks: Sequence[Any], state: str, *texts: str) -> Any:
     """The only one of some checks, which is in this state and says these texts."""
     (check,) = checks

@@ -7,6 +7,8 @@ import logging
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight import machine
 from geo_sokoban_pipeline.preflight.first_checks import (
     check_data_source,
+    check_plugins,
     check_replaced,
     check_source,
     look_at_prompts,
@@ -297,3 +300,49 @@ def test_fresh_replaces_no_run_that_is_its_own_source(tmp_path, run_id, refused)
     options = ProjectParameters.model_validate({"regrade_sokoban": {"source": source}, "fresh": True})
     with pytest.raises(ParameterError, match="regrade_sokoban/default") if refused else nullcontext():
         check_replaced("regrade_sokoban", RunFolders.of(tmp_path, "regrade_sokoban", "default"), options)
+
+
+# What the parameters name is looked up, and its arguments tried.
+
+
+@pytest.mark.parametrize(
+    ("run", "section", "message"),
+    [
+        (RUN, {"env": {"args": {"cell_pxx": 3}}}, r"env\.args\.cell_pxx=3: unknown .* did you mean cell_px"),
+        (RUN, {"env": {"args": {"cell_px": 3}}}, r"env\.args\.cell_px=3: must be at least 8"),
+        # Images of the data have another size.
+        (RUN, {"env": {"args": {"cell_px": 16}}}, r"env\.args\.cell_px=16: differs from sokoban\.cell_px=32"),
+        (RUN, {"env": {"args": {"rewards": {"mved": 1}}}}, r"env\.args\.rewards\.mved=1: .* mean moved"),
+        (RUN, {"reward": {"args": {"agregate": "sum"}}}, r"reward\.args\.agregate.* mean aggregate"),
+        (RUN, {"reward": {"args": {"aggregate": "max"}}}, r"reward\.args\.aggregate='max'"),
+        (RUN, {"env": {"factory": "no_such.build"}}, r"env\.factory=no_such\.build: .*no module"),
+        (RUN, {"reward": {"function": "missing.py"}}, r"reward\.function=missing\.py: .*no file"),
+        (RUN, {"rollout": {"function": "no_such.play"}}, r"rollout\.function=no_such\.play: .*no module"),
+        ("train_geo3k", {"env": {"args": {"grade": "x"}}}, r'env\.args\.grade="x": unknown name'),
+        ("train_geo3k", {"reward": {"args": {"grader": "exact"}}}, r'reward\.args\.grader="exact": input should be'),
+        ("train_geo3k", {"env": {"factory": "nowhere.build_env"}}, r"env\.factory=nowhere\.build_env"),
+        (
+            "train_geo3k_multi_turn",
+            {"env": {"args": {"max_turns": 3, "feedback": "long"}}},
+            r'env\.args\.feedback="long"',
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, run: str, section: dict[str, Any], message: str) -> None:
+    check_plugins(run, ProjectParameters())
+    given = ProjectParameters.model_validate({run: section, "sokoban": {"cell_px": 32}})
+    with pytest.raises(ParameterError, match=rf"{run}\.{message}"):
+        check_plugins(run, given)
+    # Own code is only looked up.
+    (tmp_path / "world.py").write_text("def build_env(sample, args): raise RuntimeError\n")
+    own = {"env": {"factory": str(tmp_path / "world.py"), "args": {"anything": 1}}}
+    check_plugins(run, ProjectParameters.model_validate({run: own}))
+
+
+def test_own_code_that_cannot_be_loaded_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("import json\n1 / 0\n")
+    with pytest.raises(ParameterError) as error:
+        check_plugins(RUN, ProjectParameters.model_validate({RUN: {"reward": {"function": "own.py"}}}))
+    said = "it cannot be loaded. ZeroDivisionError: division by zero, in own.py, line 2: 1 / 0"
+    assert str(error.value) == f"train_sokoban.reward.function=own.py: {said}"

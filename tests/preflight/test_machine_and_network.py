@@ -1,4 +1,4 @@
-"""Libraries, accelerator, threads, servers and keys: what is missing is named with the way out."""
+"""Libraries, accelerator, threads, servers, variables and keys: what is missing is named with the way out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from geo_sokoban_pipeline.config.launcher_env import check_submit
+from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.preflight import machine
 from geo_sokoban_pipeline.preflight.machine import (
     check_accelerator,
     check_attention,
@@ -22,10 +26,22 @@ from geo_sokoban_pipeline.preflight.machine import (
     check_threads,
     check_torchvision,
     check_type,
+    check_variables,
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape
-from geo_sokoban_pipeline.preflight.servers import check_keys, check_servers, needed_servers
+from geo_sokoban_pipeline.preflight.servers import (
+    check_gpus,
+    check_keys,
+    check_launch,
+    check_sampling_servers,
+    check_servers,
+    check_versions,
+    needed_sampling_servers,
+    needed_servers,
+    read_versions,
+)
 from preflight.conftest import says
+from task_options import TrainOptions
 
 RUN = "train_sokoban"
 
@@ -239,3 +255,185 @@ def test_keys(
     assert "good" not in check.found and "bad" not in check.found
     if changes == HUB:  # a run with its own copy asks for no policy
         says(check_keys(parameters, RUN, 5.0, has_policy=True), "ok", "none needed: nothing comes from the hub")
+
+
+# Variables that are set: the launchers' own, and the key of Weights & Biases.
+
+FROM_HUB = {"train_sokoban": {"policy": {"source": "hub", "path": "Qwen/Qwen3-VL-2B-Instruct"}}}
+ROWS = {"sokoban": {"source": "file", "file": {"path": "/rows/train.parquet"}}}
+OF_USER = {"sokoban": {"source": "file", "file": {"path": "/home/somebody/rows/train.parquet"}}}
+
+
+def servers(**server):
+    return {"train_sokoban": {"rollout": {"engine": "sglang", "server": server}}}
+
+
+def cluster(**server):
+    own = {"placement": "ray", "processes": 1, "rollout": {"engine": "sglang", "server": server}}
+    return {"train_sokoban": own}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "value", "state", "found"),
+    [
+        (FROM_HUB, "SLIME_SCRIPT_MODEL_NAME", "Qwen3-VL-2B-Instruct", "ok", "sets train_sokoban.policy.path"),
+        (FROM_HUB, "SLIME_SCRIPT_MODEL_NAME", "Qwen3-VL-4B-Instruct", "warning", "changes nothing"),
+        ({}, "SLIME_SCRIPT_TRAIN_BACKEND", "FSDP", "ok", "sets train_sokoban.backend"),
+        ({}, "SLIME_SCRIPT_DATASET_NAME", "someone/rows", "ok", "not of this task"),
+        (ROWS, "SLIME_SCRIPT_SOKOBAN_DATA_ROOT", "/rows/", "ok", "sets sokoban.file.path"),
+        (ROWS, "SLIME_SCRIPT_SOKOBAN_DATA_ROOT", "/other", "warning", "sokoban.file.path is /rows/train.parquet"),
+        (OF_USER, "SLIME_SCRIPT_SOKOBAN_DATA_ROOT", "~/rows", "ok", "sets sokoban.file.path"),
+        (ROWS, "SLIME_SCRIPT_SOKOBAN_DATASET_ID", "someone/levels", "warning", "sokoban.source is file"),
+        ({}, "SLIME_SCRIPT_NUM_GPUS", "512", "warning", "train_sokoban.rollout.engine is transformers"),
+        ({}, "SLIME_SCRIPT_EXTERNAL_RAY", "1", "warning", "train_sokoban.placement is local"),
+        ({}, "SLIME_SCRIPT_MODEL", "x", "warning", "no launcher knows"),
+        (servers(count=512), "SLIME_SCRIPT_NUM_GPUS", "512", "warning", "512 asked for, from GPU 0 on; torch sees"),
+        (servers(count=2), "SLIME_SCRIPT_NUM_GPUS", "512", "warning", "changes nothing, train_sokoban.rollout.server"),
+        # GPUs of a cluster are those of ranks and servers.
+        (cluster(count=2), "SLIME_SCRIPT_NUM_GPUS", "3", "ok", "1 ranks and servers on 2 GPUs of their own take 3"),
+        (cluster(count=2), "SLIME_SCRIPT_NUM_GPUS", "1", "warning", "take 3"),
+        (cluster(count=1, colocated=True), "SLIME_SCRIPT_NUM_GPUS", "1", "ok", "1: 1 ranks take 1"),
+        (cluster(count=1, colocated=True), "SLIME_SCRIPT_NUM_GPUS", "8", "warning", "8: 1 ranks take 1"),
+    ],
+)
+def test_a_row_per_variable(make_subject, monkeypatch, changes, name, value, state, found):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert says(check_variables(make_subject(**changes), {name: value}), state, found).name == name
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "tracking", "state", "found"),
+    [
+        ("0.31.0", "", {}, "ok", "set: runs are tracked by Weights & Biases too (wandb 0.31.0, online)"),
+        ("0.31.0", "offline", {}, "ok", "set: runs are tracked by Weights & Biases too (wandb 0.31.0, offline)"),
+        (None, "", {}, "warning", "set, but the package wandb is not installed: runs are tracked by MLflow alone"),
+        ("0.31.0", "", {"wandb": False}, "ok", "set but not used: tracking.wandb=false"),
+        ("0.31.0", "", {"enabled": False}, "ok", "set but not used: tracking.enabled=false"),
+    ],
+)
+def test_the_key_of_tracking(make_subject, monkeypatch, version, mode, tracking, state, found):
+    monkeypatch.setattr(machine, "installed_version", lambda name: version if name == "wandb" else None)
+    environment = {"WANDB_API_KEY": "secret", "WANDB_MODE": mode}
+    check = says(check_variables(make_subject(tracking=tracking), environment), state, found)
+    assert "secret" not in check.found + check.way_out
+
+
+def test_nothing_is_said_where_nothing_is_set(make_subject):
+    environment = {"SLIME_SCRIPT_MODEL_NAME": "", "PATH": "/bin", "WANDB_MODE": "offline"}
+    assert check_variables(make_subject(), environment) == []
+
+
+@pytest.mark.parametrize(("value", "refused"), [("0", True), ("False", True), ("1", False), (None, False)])
+def test_who_wants_to_prepare_only_does_not_train(value, refused):
+    environment = {} if value is None else {"SLIME_SCRIPT_ENABLE_RAY_SUBMIT": value}
+    with pytest.raises(ValueError, match="asks to prepare only") if refused else nullcontext():
+        check_submit(environment)
+
+
+def test_a_gpu_that_is_asked_for_must_be_there():
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert check_accelerator("cuda").state == "failure"
+    assert check_accelerator("auto").state == "ok"
+
+
+# SGLang servers: what a launch would fail at, found without one.
+
+GOOD = {"sglang": "0.5.21", "torch": "2.13.0+cpu", "sglang-router": "0.3.2"}
+
+
+def server_options(**server: Any) -> TrainOptions:
+    return TrainOptions.model_validate({"rollout": {"engine": "sglang", "server": server}})
+
+
+def test_servers_to_attach_to_are_asked_and_shown_their_key_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for without in (TrainOptions(), server_options()):
+        assert needed_sampling_servers(RUN, without) == []
+    assert check_sampling_servers(RUN, TrainOptions()) == []
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "for-mlflow")
+    monkeypatch.setenv("MY_KEY", "swordfish")
+    given = server_options(mode="attach", urls=["http://a:1"], api_key_variable="MY_KEY")
+    (bare,) = needed_sampling_servers(RUN, server_options(mode="attach", urls=["http://a:1"]))
+    (keyed,) = needed_sampling_servers(RUN, given)
+    assert (bare.uri, bare.state) == ("http://a:1", "failure")
+    assert (bare.header, keyed.header) == ({}, {"Authorization": "Bearer swordfish"})
+    assert "swordfish" not in repr(keyed)
+    monkeypatch.delenv("MY_KEY")  # which is known before any work
+    for check in (check_launch, check_sampling_servers):
+        with pytest.raises(ValueError, match="api_key_variable=MY_KEY: this environment variable is not set"):
+            check(RUN, given)
+
+
+@pytest.mark.parametrize(
+    ("server", "versions", "state", "text"),
+    [
+        ({}, GOOD, "ok", "sglang 0.5.21, torch 2.13.0"),
+        ({}, {"torch": "2.13.0"}, "failure", "no sglang there"),
+        ({}, {**GOOD, "sglang": "0.5.23"}, "warning", "tested with 0.5.21"),
+        ({"router": "sticky"}, {**GOOD, "sglang-router": None}, "failure", "no sglang-router"),
+        ({}, {**GOOD, "torch": "2.9.1"}, "failure", "convolution is very slow"),
+        ({}, {**GOOD, "torch": "2.9.1", "nvidia-cudnn-cu12": "9.10.2.21"}, "failure", "cuDNN 9.10.2.21"),
+        ({}, {**GOOD, "torch": "2.9.1", "nvidia-cudnn-cu12": "9.16.0.29"}, "ok", "torch 2.9.1"),
+        ({"device": "cpu"}, {**GOOD, "torch": "2.9.1"}, "ok", "torch 2.9.1"),
+    ],
+)
+def test_versions(server: dict[str, Any], versions: dict[str, str | None], state: str, text: str) -> None:
+    says(check_versions("x", ServerOptions(**server), versions), state, text)
+
+
+@pytest.mark.parametrize(
+    ("server", "gpus", "state", "text"),
+    [
+        ({"attention_backend": "fa3"}, [9], "ok", "1 of 1"),
+        ({"attention_backend": "fa3"}, [10], "failure", "attention_backend=fa3: this GPU has no flash attention 3"),
+        ({"mm_attention_backend": "fa3"}, [10], "failure", "mm_attention_backend=fa3"),
+        ({"mm_attention_backend": "sdpa"}, [10], "ok", "1 of 1"),
+        ({"count": 2, "tensor_parallel": 2}, [9, 9, 9], "failure", "2 servers of 2 GPUs; 3 are visible"),
+        ({"count": 2, "first_gpu": 1}, [9, 9], "failure", "2 servers of 1 GPUs from GPU 1 on; 2 are visible"),
+        ({"count": 2, "first_gpu": 1}, [9, 9, 9], "ok", "3 of 3"),
+    ],
+)
+def test_gpus(server: dict[str, Any], gpus: list[int], state: str, text: str) -> None:
+    check = says(check_gpus("x", ServerOptions(**server), gpus), state, text)
+    if "flash attention 3" in check.found:
+        (option,) = server
+        assert check.way_out == f"set {option}={'sdpa' if option.startswith('mm') else 'triton'}"
+
+
+@pytest.mark.parametrize(
+    ("server", "device", "found"),
+    [
+        ({"update": "group"}, "auto", "server 0 shares GPU 0 with a rank; nccl takes one process a GPU"),
+        ({"update": "group", "first_gpu": 1}, "auto", None),
+        ({"update": "group"}, "cpu", None),  # by gloo
+        ({"update": "ipc"}, "auto", None),
+        ({"update": "ipc"}, "cpu", "update=ipc: the policy is on the CPU"),
+    ],
+)
+def test_the_way_of_weights_suits_their_place(server: dict[str, Any], device: str, found: str | None) -> None:
+    given = {"rollout": {"engine": "sglang", "server": {**server, "python": sys.executable}}}
+    chosen = TrainOptions.model_validate({**given, "policy": {"device": device}})
+    checks = [check for check in check_sampling_servers(RUN, chosen, gpus=[9, 9]) if check.name == "weights"]
+    assert [check.state for check in checks] == ([] if found is None else ["failure"])
+    assert all(found is not None and found in check.found for check in checks)
+
+
+@pytest.mark.parametrize(("pool", "state"), [(100, "failure"), (1000, "warning"), (10_000_000, None)])
+def test_room_for_all_conversations(pool: int, state: str | None) -> None:
+    urls = ["http://a:1"]
+    found = check_sampling_servers(RUN, server_options(mode="attach", urls=urls, max_total_tokens=pool), longest=500)
+    assert [check.state for check in found if check.name == "cache"] == ([] if state is None else [state])
+    assert [check.state for check in found if check.name == "image cache"] == ["warning"]
+
+
+def test_an_environment_that_is_not_there_or_lacks_sglang_and_a_taken_port(tmp_path: Any) -> None:
+    found = check_sampling_servers(RUN, server_options(device="cpu", python=str(tmp_path / "python")))
+    assert [(check.state, check.way_out) for check in found] == [("failure", "make sglang-env")]
+    versions = read_versions(ServerOptions(python=sys.executable))
+    assert versions is not None and str(versions["torch"]).startswith("2.") and versions["sglang"] is None
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = check_sampling_servers(RUN, server_options(device="cpu", python=sys.executable, ports=[port]))
+    assert [check.name for check in found if check.state == "failure"] == ["environment", "ports"]

@@ -63,22 +63,6 @@ def test_worked_examples(reward, responses, truth, args, value):
     assert reward.begin(one, args)() == reward(one, args)
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "\\boxed{5}<|im_end|>\nwrong form, write \\boxed{}<|im_end|>\nfinal: 5",
-        "\\boxed{5} <|im_end|>\n\\boxed{$Answer}",
-    ],
-)
-def test_worked_examples_of_the_grading_scope(response):
-    """The original looks for the last box in all text after the prompt, that of the environment included."""
-    responses = ["\\boxed{5}", "final: 5"] if "final" in response else ["\\boxed{5}"]
-    one = outcome(*responses, response=response)
-    assert math_reward(one, {})["reward"] == 1.0
-    assert math_reward(one, {"grade_scope": "response"})["reward"] == 0.0
-    assert math_reward(one, {"preset": "slime_exact"})["reward"] == 0.0
-
-
 def test_parts():
     assert format_reward(outcome(boxed("5")), {}) == {"reward": pytest.approx(0.9), "correct": 1.0, "format": 0.0}
     assert math_reward(outcome(THOUGHT + boxed("4")), {}) == {"reward": 0.0, "correct": 0.0, "format": 1.0}

@@ -23,13 +23,31 @@ LEVEL = Board.from_text("######\n#P___#\n#_X_O#\n#____#\n#____#\n######")
 ROW = Board.from_text("#######\n#_PXO_#\n#######")
 
 
-def test_reset_shows_a_384_pixel_image_and_the_distance():
+def test_reset_step_and_metadata_have_the_seed_keys():
     env = SokobanEnv(LEVEL)
     observation, info = env.reset()
     (image,) = observation["multi_modal_data"]["<image>"]
     assert (image.mode, image.size) == ("RGB", (384, 384))
     assert env.box_target_distance() == info["box_target_distance"] == 2
     assert isinstance(env, InteractionEnv)
+    _, _, info = env.step("<answer>Down, fly, Right</answer>")
+    assert info == {
+        "raw_action": "<answer>Down, fly, Right</answer>",
+        "parsed_actions": ["down", "right"],
+        "metrics": {
+            "turn_metrics": {"action_is_valid": True, "action_is_effective": True},
+            "traj_metrics": {"success": False},
+        },
+        "turn_reward": pytest.approx(0.02),
+        "box_target_distance": 1,
+    }
+    json.dumps(info)
+    metadata = env.metadata()
+    assert set(metadata) == {
+        *("seed", "initial_state_text", "initial_obs_text", "dist0", "turns"),
+        *("final_state_text", "final_obs_text", "dist1", "turn_rewards", "final_bonus"),
+    }
+    assert metadata["initial_state_text"] == LEVEL.to_symbols() and metadata["turns"] == 1
 
 
 @pytest.mark.parametrize(
@@ -66,21 +84,6 @@ def test_worked_example_step_limit_cuts_a_turn():
     assert done and env.turn_rewards == pytest.approx([0.02]) and env.steps == 2
     assert info["parsed_actions"] == ["right"] * 3
     assert "Right, Right\n" in observation["obs_str"] and env.final_metrics()["success"] == 0.0
-
-
-def test_info_has_the_seed_keys_and_two_more():
-    _, _, info = SokobanEnv(LEVEL).step("<answer>Down, fly, Right</answer>")
-    assert info == {
-        "raw_action": "<answer>Down, fly, Right</answer>",
-        "parsed_actions": ["down", "right"],
-        "metrics": {
-            "turn_metrics": {"action_is_valid": True, "action_is_effective": True},
-            "traj_metrics": {"success": False},
-        },
-        "turn_reward": pytest.approx(0.02),
-        "box_target_distance": 1,
-    }
-    json.dumps(info)
 
 
 @pytest.mark.parametrize("response", ["left", "right", "nothing"])
@@ -154,25 +157,6 @@ def test_final_metrics_know_the_optimum():
         "steps_over_optimal": pytest.approx(4 / 3),
     }
     assert "optimal_steps" not in SokobanEnv(LEVEL).final_metrics()
-
-
-def test_metadata_has_the_seed_keys():
-    env = SokobanEnv(LEVEL)
-    env.step("down")
-    metadata = env.metadata()
-    assert set(metadata) == {
-        "seed",
-        "initial_state_text",
-        "initial_obs_text",
-        "dist0",
-        "turns",
-        "final_state_text",
-        "final_obs_text",
-        "dist1",
-        "turn_rewards",
-        "final_bonus",
-    }
-    assert metadata["initial_state_text"] == LEVEL.to_symbols() and metadata["turns"] == 1
 
 
 def test_build_env_reads_a_row_and_lets_arguments_win():

@@ -66,6 +66,14 @@ def test_png_is_the_image_and_equal_for_equal_boards():
         assert (decoded.format, decoded.mode) == ("PNG", "RGB")
         assert decoded.tobytes() == render(board, 16).tobytes()
     assert render_png(board.move("right").board, 16) != png
+    image = render_observation(board, 16)
+    assert render_observation(Board.from_text(LEVEL), 16) is image
+    others = [render_observation(board, 17), render_observation(board.move("right").board, 16)]
+    assert len({each.content_key for each in (image, *others)}) == 3
+    drawn = BoardImage(board, 16)
+    ImageDraw.Draw(drawn).point((3, 4), (1, 2, 3))
+    assert drawn.getpixel((3, 4)) == (1, 2, 3) == tuple(np.asarray(drawn)[4, 3])
+    assert drawn.content_key is None, "a cache must not take it for the board's image"
 
 
 def saved(image):
@@ -98,21 +106,6 @@ def test_an_observation_is_the_image_however_it_is_looked_at(look, cell_px):
     assert (image.mode, image.size) == ("RGB", (6 * cell_px, 6 * cell_px))
     np.testing.assert_array_equal(np.asarray(LOOKS[look](image)), np.asarray(render(board, cell_px)))
     np.testing.assert_array_equal(np.asarray(image), np.asarray(render(board, cell_px)))
-
-
-def test_what_is_drawn_on_an_image_is_seen_by_all():
-    image = BoardImage(Board.from_text(LEVEL), 16)
-    ImageDraw.Draw(image).point((3, 4), (1, 2, 3))
-    assert image.getpixel((3, 4)) == (1, 2, 3) == tuple(np.asarray(image)[4, 3])
-    assert image.content_key is None, "a cache must not take it for the board's image"
-
-
-def test_equal_boards_share_an_image():
-    board = Board.from_text(LEVEL)
-    image = render_observation(board, 16)
-    assert render_observation(Board.from_text(LEVEL), 16) is image
-    others = [render_observation(board, 17), render_observation(board.move("right").board, 16)]
-    assert len({each.content_key for each in (image, *others)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
-"""Problems from a seed: the same in every process, no two alike, none shared by splits, no answer too frequent."""
+"""Problems from a seed: the same in every process, none shared by splits, answers by hand, and tiny problems."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import random
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
@@ -21,18 +24,21 @@ from geo_sokoban_pipeline.envs.geo3k.figures import (
     generate_splits,
     problem_key,
 )
+from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png, text_mask
 from geo_sokoban_pipeline.envs.geo3k.figures.generation import FAMILIES
+from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import (
+    TINY_FAMILIES,
+    assign_angles,
+    family_angles,
+    tiny_sketch,
+)
 
 COUNTS = {"eval": 640, "validation": 256, "train": 1024}
 MIXED = ProblemOptions(difficulty="mixed")
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return generate_splits(COUNTS, 0)
-
-
-def test_default_problems_have_many_answers_and_none_is_frequent(tiny):
+def test_default_problems_have_many_answers_in_the_image_only_and_splits_share_no_figure():
+    tiny = generate_splits(COUNTS, 0)
     for split, problems in tiny.items():
         assert len(problems) == COUNTS[split]
         labels = Counter(problem.label for problem in problems)
@@ -40,25 +46,17 @@ def test_default_problems_have_many_answers_and_none_is_frequent(tiny):
         assert max(labels.values()) <= 0.1 * len(problems)
         families = Counter(problem.family for problem in problems)
         assert len(families) == 5 and max(families.values()) - min(families.values()) <= 1
-
-
-def test_numbers_of_default_problems_are_in_the_image_only(tiny):
     assert {problem.question for problem in tiny["train"]} == {"Find $x$."}
     for problem in tiny["eval"]:
         texts = {label.text for label in problem.layout.figure.labels}
         assert texts == {f"{dict(problem.numbers)['a']}°", "x°", str(dict(problem.numbers)["length"])}
-
-
-def test_splits_share_no_figure_with_its_given_angle(tiny):
-    """The length beside it decides nothing, so it must not be what keeps splits apart."""
+    # The length beside the angle decides nothing, so it must not be what keeps splits apart.
     pairs = {split: {(p.family, dict(p.numbers)["a"]) for p in problems} for split, problems in tiny.items()}
     assert {split: len(found) for split, found in pairs.items()} == {"eval": 52, "validation": 32, "train": 127}
     assert sum(map(len, pairs.values())) == len(set().union(*pairs.values()))
     keys = [(problem.family, problem.numbers) for problems in tiny.values() for problem in problems]
     assert len(keys) == len(set(keys))
-
-
-def test_more_training_problems_do_not_change_the_held_out_ones(tiny):
+    # More training problems do not change the held-out ones.
     fewer = generate_splits({**COUNTS, "train": 10}, 0)
     assert [p.key for p in fewer["eval"]] == [p.key for p in tiny["eval"]]
     assert [p.key for p in fewer["train"]] == [p.key for p in tiny["train"][:10]]
@@ -236,3 +234,122 @@ def test_answers(family, difficulty, given, label):
 
 def test_every_family_has_a_case():
     assert {case[0] for case in CASES} | {"polygon_angles"} == set(FAMILIES)
+
+
+# Tiny problems: rules by hand, digits in fixed places on the grid of patches, plausible rules for an expert.
+
+PATCH = 16
+
+
+@pytest.mark.parametrize(
+    ("family", "angle", "label"),
+    [
+        ("vertical_angles", 52, "52"),
+        ("linear_pair", 64, "116"),
+        ("complementary_angles", 38, "52"),
+        ("inscribed_angle", 70, "35"),
+        ("intercepted_arc", 44, "88"),
+        ("inscribed_angle", 75, "37.5"),
+    ],
+)
+def test_tiny_answers(family, angle, label):
+    assert find(family, angle, ProblemOptions(angle_step=5 if angle == 75 else 2)).label == label
+
+
+def find(family, angle, options):
+    assert angle in family_angles(family, options.angle_step)
+    return tiny_sketch(family, random.Random(1), options, [angle])
+
+
+@pytest.mark.parametrize(
+    ("family", "step", "angles"),
+    [
+        ("inscribed_angle", 12, (60, 72, 84)),
+        ("complementary_angles", 8, (32, 40, 48, 56)),
+        ("intercepted_arc", 20, (40, 60)),
+    ],
+)
+def test_angles_of_a_family(family, step, angles):
+    assert family_angles(family, step) == angles
+
+
+@given(
+    st.lists(st.sampled_from(sorted(TINY_FAMILIES)), min_size=1, unique=True),
+    st.integers(0, 2**40),
+    st.integers(1, 8),
+    st.tuples(st.floats(0.01, 0.45), st.floats(0.01, 0.45)),
+)
+def test_each_angle_of_a_family_belongs_to_one_split(families, seed, step, shares):
+    options = ProblemOptions(angle_step=step, held_out_angles=dict(zip(("eval", "validation"), shares, strict=True)))
+    assigned = assign_angles(families, ("eval", "validation", "train"), seed, options)
+    for family, own in assigned.items():
+        angles = family_angles(family, step)
+        assert sorted(angle for part in own.values() for angle in part) == list(angles)
+        assert all(own.values())
+        for split, share in options.held_out_angles.items():
+            assert len(own[split]) <= max(1, round(share * len(angles)))
+    alone = assign_angles(families, ("eval",), seed, options)
+    assert alone == {family: {"eval": own["eval"]} for family, own in assigned.items()}
+
+
+@given(st.integers(0, 2**40))
+def test_held_out_angles_are_trained_with_other_figures(seed):
+    assigned = assign_angles(tuple(TINY_FAMILIES), ("eval", "validation", "train"), seed, ProblemOptions())
+    trained = {angle for own in assigned.values() for angle in own["train"]}
+    assert all(set(own["eval"]) | set(own["validation"]) <= trained for own in assigned.values())
+
+
+def test_too_few_angles_are_refused():
+    options = ProblemOptions(angle_step=20)
+    with pytest.raises(ValueError, match=r"angle_step=20: intercepted_arc has 2 angles \[40, 60\]") as error:
+        assign_angles(("intercepted_arc",), ("eval", "train"), 0, options)
+    assert "needs 3. Lower angle_step" in str(error.value)
+
+
+def test_splits_without_angles_of_their_own_share_them():
+    options = ProblemOptions(held_out_angles={"eval": 0.5})
+    assigned = assign_angles(("linear_pair",), ("eval", "validation", "train"), 3, options)["linear_pair"]
+    assert assigned["validation"] == assigned["train"] and not set(assigned["eval"]) & set(assigned["train"])
+
+
+def test_candidates_are_every_rule_applied_to_the_angle():
+    sketch = find("linear_pair", 64, ProblemOptions())
+    assert {(one.rule, one.label) for one in sketch.candidates} == {
+        ("a", "64"),
+        ("180 - a", "116"),
+        ("90 - a", "26"),
+        ("a / 2", "32"),
+        ("2 a", "128"),
+    }
+    for problem in generate_problems(60, 11):
+        rule = TINY_FAMILIES[problem.family].rule
+        assert [one.label for one in problem.candidates if one.rule == rule] == [problem.label]
+    # Each rule holds in one family, so an expert that draws rules is right about once in as many.
+    assert sorted(kind.rule for kind in TINY_FAMILIES.values()) == sorted(one.rule for one in sketch.candidates)
+
+
+def test_digits_have_patches_of_their_own_and_look_equal_in_places_that_depend_on_the_family_alone():
+    """Within a family the image of a number is the number's alone, wherever the lines run."""
+    places, seen = defaultdict(set), {}
+    for problem in generate_problems(100, 11):
+        layout = problem.layout
+        assert (layout.width, layout.height) == (128, 96)
+        pixels = np.asarray(Image.open(io.BytesIO(render_layout_png(layout))))
+        for label, pen, box in zip(layout.figure.labels, layout.pens, layout.boxes, strict=True):
+            left, top, right, bottom = box
+            patch = pixels[top:bottom, left:right].tobytes()
+            assert seen.setdefault((problem.family, label.kind, label.text), patch) == patch
+            places[problem.family, "x" if "x" in label.text else label.kind].add(pen)
+            if "x" not in label.text:
+                assert label.at.real % PATCH == 0
+                # A digit fills no more than 12 px.
+                assert text_mask(label.text, layout.font_size).width <= 2 * PATCH - 8
+    assert all(len(pens) == 1 for pens in places.values()), places
+
+
+def test_steps_lengths_and_scale_are_parameters():
+    for problem in generate_problems(150, 0, ProblemOptions(angle_step=5, lengths=(20, 29), picture_scale=2.0)):
+        numbers = dict(problem.numbers)
+        assert numbers["a"] % 5 == 0 and 20 <= numbers["length"] <= 29
+        # Images grow by whole tokens.
+        assert (problem.layout.width, problem.layout.height, problem.layout.font_size) == (256, 192, 38)
