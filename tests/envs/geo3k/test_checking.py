@@ -27,6 +27,7 @@ from geo_sokoban_pipeline.envs.geo3k.data import (
     has_tool_block,
     index_rows,
     instruct,
+    plain_question,
     prompt_row,
     question_of,
     raw_rows,
@@ -417,3 +418,7 @@ def test_the_protocol_is_the_one_that_the_environment_reads():
     call = parse_tool_call(TEMPLATES["tool"], after_think=False)
     assert call is not None and call.is_known and call.answer == "<digits>"
     assert parse_tool_call(TEMPLATES["tool_brief"].replace('"answer": ', '"answer": 5')).answer == "5"
+
+
+def test_questions_are_compared_without_placeholders_and_white_space():
+    assert plain_question("<image>Find  x.\r\n") == plain_question("Find x. <image>") == "Find x."

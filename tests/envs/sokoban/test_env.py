@@ -48,6 +48,7 @@ def test_reset_step_and_metadata_have_the_seed_keys():
         *("final_state_text", "final_obs_text", "dist1", "turn_rewards", "final_bonus"),
     }
     assert metadata["initial_state_text"] == LEVEL.to_symbols() and metadata["turns"] == 1
+    assert metadata["initial_state_text"].split("\n")[1] == " # \t P \t _ \t _ \t _ \t # "
 
 
 @pytest.mark.parametrize(
