@@ -27,8 +27,7 @@ from geo_sokoban_pipeline.envs.sokoban import expert as sokoban_expert
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import BOUNDS as ENV_BOUNDS
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
-from geo_sokoban_pipeline.hooks.parameters import ON_RUNS
-from geo_sokoban_pipeline.parameters import ProjectParameters, section_model
+from geo_sokoban_pipeline.parameters import ON_RUNS, ProjectParameters, section_model
 from geo_sokoban_pipeline.rewards.geo3k import AnswerRewardOptions, FormatRewardOptions, ToleranceRewardOptions
 from geo_sokoban_pipeline.rewards.sokoban import BOUNDS as REWARD_BOUNDS
 from geo_sokoban_pipeline.rewards.sokoban import sokoban_reward

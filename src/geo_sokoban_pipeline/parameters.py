@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.config.grpo import (
     ReportPipelineOptions,
     RolloutPipelineOptions,
     ScorePipelineOptions,
+    SourceOptions,
     UpdatePipelineOptions,
 )
 from geo_sokoban_pipeline.config.study import AuditOptions
@@ -27,7 +28,7 @@ from geo_sokoban_pipeline.masking import holds_password, mask_addresses
 from geo_sokoban_pipeline.tasks import TASKS
 
 # By kind of pipeline on a stored run: the model of its section, and what it is for.
-_ON_RUNS: dict[str, tuple[type[StrictModel], str]] = {
+ON_RUNS: dict[str, tuple[type[StrictModel], str]] = {
     "rollout": (RolloutPipelineOptions, "Collecting without training."),
     "update": (UpdatePipelineOptions, "Training on stored trajectories."),
     "evaluate": (EvaluatePipelineOptions, "Evaluation of any checkpoint."),
@@ -117,7 +118,7 @@ def _sections() -> dict[str, Any]:
         data[name] = (task.data_config, Field(default_factory=task.data_config, description=about))
         model = task.train_config
         train[task.run] = (model, Field(default_factory=model, description="A run, from policy to report."))
-    for kind, (general, about) in _ON_RUNS.items():
+    for kind, (general, about) in ON_RUNS.items():
         for name, task in TASKS.items():
             own = with_defaults(general, {"source": {"run": task.run}})
             others[f"{kind}_{name}"] = (own, Field(default_factory=own, description=about))
@@ -142,3 +143,9 @@ def section_model(name: str) -> type[Any]:
     model: Any = ProjectParameters.model_fields[name].annotation
     assert isinstance(model, type), "every section is annotated with its model"
     return model
+
+
+def source_of(run: str, parameters: ProjectParameters) -> SourceOptions | None:
+    """The stored run that a pipeline works on; None: it takes none."""
+    source: SourceOptions | None = getattr(getattr(parameters, run, None), "source", None)
+    return source

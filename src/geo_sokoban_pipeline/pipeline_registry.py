@@ -31,18 +31,12 @@ def _create_pipelines() -> dict[str, Pipeline]:
     for task in TASKS:
         named |= {
             f"train_{task}": named[f"data_{task}"] + train.create_pipeline(task),
-            f"rollout_{task}": named[f"data_{task}"] + stored.create_rollout_pipeline(task),
-            f"update_{task}": stored.create_update_pipeline(task),
-            f"evaluate_{task}": stored.create_evaluate_pipeline(task),
-            f"regrade_{task}": stored.create_regrade_pipeline(task),
-            f"export_{task}": stored.create_export_pipeline(task),
-            f"report_{task}": stored.create_report_pipeline(task),
-            f"browse_{task}": stored.create_browse_pipeline(task),
-            f"score_{task}": stored.create_score_pipeline(task),
+            **{f"{kind}_{task}": pipeline for kind, pipeline in stored.create_pipelines(task).items()},
             f"check_{task}": check.create_pipeline(task),
             f"audit_{task}": audit.create_pipeline(task),
             f"control_{task}": control.create_pipeline(task),
         }
+        named[f"rollout_{task}"] += named[f"data_{task}"]
     named |= {f"study_{name}": study.create_pipeline(task) for name, task in TASKS.items() if task.studies}
     named["compare"] = compare.create_pipeline()
     return {**named, "__default__": named[f"train_{DEFAULT}"]}

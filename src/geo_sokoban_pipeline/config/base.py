@@ -66,6 +66,20 @@ class ParameterError(ValueError):
     """Parameters that cannot be used; the text holds one line for each of them."""
 
 
+def refuse_first(*rules: tuple[Any, str]) -> None:
+    """Refuse options by the first rule that is broken.
+
+    Args:
+        rules: whether each is broken, and what is wrong then.
+
+    Raises:
+        ValueError: one is.
+    """
+    for is_broken, text in rules:
+        if is_broken:
+            raise ValueError(text)
+
+
 class StrictModel(BaseModel):
     """Base of all options: unknown names are errors, values are finite, instances never change."""
 
@@ -112,8 +126,7 @@ def with_defaults(model: type[Model], defaults: Mapping[str, Any]) -> type[Model
         kind: Any = info.annotation if setting.choices is None else Literal[setting.choices]
         for limit in info.metadata:
             kind = Annotated[kind, limit]
-        description = info.description if setting.description is None else setting.description
-        fields[name] = (kind, Field(setting.value, description=description))
+        fields[name] = (kind, Field(setting.value, description=setting.description or info.description))
     made: type[Model] = create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
     root = next(base for base in made.__mro__[1:] if "is_made" not in base.__dict__)
     made.is_made = True  # type: ignore[attr-defined]
@@ -187,7 +200,9 @@ def validate_parameters(params: Mapping[str, Any], model: type[Model], *, prefix
         return model.model_validate(dict(params))
     except ValidationError as error:
         lines = [_describe(details, params, model, prefix) for details in error.errors()]
-    raise ParameterError("\n".join(_numbered(lines)))
+    if len(lines) > 1:
+        lines = [f"{len(lines)} parameters cannot be used:", *(f"  {line}" for line in lines)]
+    raise ParameterError("\n".join(lines))
 
 
 def parameter_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -200,20 +215,13 @@ def parameter_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
                 yield from parameter_names(nested, path)
 
 
-def _numbered(lines: list[str]) -> list[str]:
-    if len(lines) == 1:
-        return lines
-    return [f"{len(lines)} parameters cannot be used:", *(f"  {line}" for line in lines)]
-
-
 def _describe(details: Any, params: Mapping[str, Any], model: type[BaseModel], prefix: str) -> str:
     """One line for one of pydantic's errors."""
     location: Location = details["loc"]
     path = _dotted(prefix, *_real_path(location, params))
     if details["type"] == "missing":
         return f"{path}: this parameter is needed but not given."
-    is_secret = _SECRETS in path.split(".")
-    shown = f"{path or 'parameters'}{'=***' if is_secret else _shown(details['input'])}"
+    shown = f"{path or 'parameters'}{'=***' if _SECRETS in path.split('.') else _shown(details['input'])}"
     if details["type"] == "extra_forbidden":
         return f"{shown}: unknown name. {_known_names(location, path.rpartition('.')[0], model, prefix)}"
     if details["type"] == "string_type" and isinstance(details["input"], int | float):
@@ -361,9 +369,10 @@ def check_number(path: str, value: Any, bounds: Bounds) -> None:
     if (type(value) is int or (type(value) is float and not integer)) and least <= value <= most:
         return
     is_number = isinstance(value, numbers.Integral if integer else numbers.Real) and not isinstance(value, bool)
-    if is_number and value < least:
-        raise ValueError(f"{path}={value}: must be at least {least}")
-    if is_number and value > most:
-        raise ValueError(f"{path}={value}: must be at most {most}")
-    if not is_number or not least <= value <= most:  # nan lies within no bounds
-        raise ValueError(f"{path}={value!r}: must be {'an integer' if integer else 'a number'} from {least} to {most}")
+    kind = "an integer" if integer else "a number"
+    refuse_first(
+        (is_number and value < least, f"{path}={value}: must be at least {least}"),
+        (is_number and value > most, f"{path}={value}: must be at most {most}"),
+        # nan lies within no bounds
+        (not is_number or not least <= value <= most, f"{path}={value!r}: must be {kind} from {least} to {most}"),
+    )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel, refuse_first
 
 # Options of the optimizers of both stages; defaults are theirs. A learning rate of 1 moves every weight by 1 a
 # step; a decay of 1 at that rate takes weights to 0, more beyond it.
@@ -52,24 +52,34 @@ class TinyPolicyOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> TinyPolicyOptions:
-        if self.heads % self.kv_heads:
-            raise ValueError(
+        refuse_first(
+            (
+                self.heads % self.kv_heads,
                 f"kv_heads={self.kv_heads} must divide heads={self.heads}: each key and value head serves equally many "
-                "query heads."
-            )
-        # The vision tower turns its queries and keys by row and by column, each in pairs of numbers.
-        if self.vision_hidden % (4 * self.vision_heads):
-            raise ValueError(
-                f"vision_hidden={self.vision_hidden} must be a multiple of 4 × vision_heads={4 * self.vision_heads}."
-            )
-        if self.min_pixels > self.max_pixels:
-            raise ValueError(f"min_pixels={self.min_pixels} is above max_pixels={self.max_pixels}; lower it.")
-        if len(set(self.deepstack)) < len(self.deepstack):
-            raise ValueError(f"deepstack={self.deepstack} names a layer twice; name each once.")
-        if len(self.deepstack) > self.layers:
-            raise ValueError(f"deepstack={self.deepstack} names more features than layers={self.layers}.")
-        if any(not 0 <= index < self.vision_layers for index in self.deepstack):
-            raise ValueError(f"deepstack={self.deepstack} must lie in 0…{self.vision_layers - 1} (vision_layers).")
+                "query heads.",
+            ),
+            # The vision tower turns its queries and keys by row and by column, each in pairs of numbers.
+            (
+                self.vision_hidden % (4 * self.vision_heads),
+                f"vision_hidden={self.vision_hidden} must be a multiple of 4 × vision_heads={4 * self.vision_heads}.",
+            ),
+            (
+                self.min_pixels > self.max_pixels,
+                f"min_pixels={self.min_pixels} is above max_pixels={self.max_pixels}; lower it.",
+            ),
+            (
+                len(set(self.deepstack)) < len(self.deepstack),
+                f"deepstack={self.deepstack} names a layer twice; name each once.",
+            ),
+            (
+                len(self.deepstack) > self.layers,
+                f"deepstack={self.deepstack} names more features than layers={self.layers}.",
+            ),
+            (
+                any(not 0 <= index < self.vision_layers for index in self.deepstack),
+                f"deepstack={self.deepstack} must lie in 0…{self.vision_layers - 1} (vision_layers).",
+            ),
+        )
         return self
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seconds, Share, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seconds, Share, StrictModel, refuse_first
 from geo_sokoban_pipeline.config.server import ServerOptions
 
 # Below it, logits divided by the temperature leave what float32 tells apart.
@@ -150,13 +150,17 @@ class RolloutOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> RolloutOptions:
-        if self.partial and self.max_turns > 1:
-            raise ValueError(
+        refuse_first(
+            (
+                self.partial and self.max_turns > 1,
                 f"partial=true with max_turns={self.max_turns}: an interaction cannot be continued, because its "
-                "environment is not kept; partial rollouts are for tasks of one turn (max_turns=1)."
-            )
-        if self.partial and self.over_sampling == 1:
-            raise ValueError("partial=true with over_sampling=1: nothing is ever aborted; raise over_sampling.")
+                "environment is not kept; partial rollouts are for tasks of one turn (max_turns=1).",
+            ),
+            (
+                self.partial and self.over_sampling == 1,
+                "partial=true with over_sampling=1: nothing is ever aborted; raise over_sampling.",
+            ),
+        )
         return self
 
     @property

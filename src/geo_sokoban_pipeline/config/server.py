@@ -12,12 +12,13 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from geo_sokoban_pipeline.config.base import MOST, Count, Port, Seconds, StrictModel
+from geo_sokoban_pipeline.config.base import MOST, Count, Port, Seconds, StrictModel, refuse_first
 
 # Variables of a server that decide what its responses mean, and why they are not free.
 FIXED_VARIABLES = {
@@ -38,27 +39,19 @@ _OWN_FLAGS = {
 def hash_secret(name: str, value: str) -> str:
     """The text that is stored in place of a secret: enough to see that it has changed, too little to read it."""
     # scrypt, not a plain hash: a short password could be found by trying all.
-    digest = hashlib.scrypt(value.encode(), salt=name.encode(), n=1 << 12, r=8, p=1, dklen=16).hex()
-    return f"hash:{digest}"
+    return f"hash:{hashlib.scrypt(value.encode(), salt=name.encode(), n=1 << 12, r=8, p=1, dklen=16).hex()}"
 
 
 def is_everywhere(host: str) -> bool:
     """Whether a server on a host listens on all interfaces: `0.0.0.0`, `::`, and the other ways to write them."""
     bare = host.strip().strip("[]")
-    try:
+    with suppress(ValueError):
         address = ipaddress.ip_address(bare)
-    except ValueError:
-        return bare in ("", "*") or _as_ipv4(bare) == bytes(4)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
-
-
-def _as_ipv4(host: str) -> bytes | None:
-    """The four bytes of an IPv4 address, short forms such as `0` included; None: it is none."""
-    try:
-        return socket.inet_aton(host)
-    except OSError:
-        return None
+        mapped = getattr(address, "ipv4_mapped", None)
+        return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
+    with suppress(OSError):  # short forms of IPv4 such as `0`
+        return socket.inet_aton(bare) == bytes(4)
+    return bare in ("", "*")
 
 
 class FaultOptions(StrictModel):
@@ -185,83 +178,91 @@ class ServerOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> ServerOptions:
-        self._check_urls()  # first: the other messages show the addresses
-        if (self.mode == "attach") != bool(self.urls):
-            raise ValueError(
-                f"urls={list(self.urls)} with mode={self.mode}: mode attach needs urls, launch takes none."
-            )
-        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
-            raise ValueError(f"urls={list(self.urls)} names a server twice; name each once.")
-        for name in FIXED_VARIABLES.keys() & self.environment.keys():
-            value = self.environment[name].get_secret_value()
-            raise ValueError(f"environment: {name}={value}: {FIXED_VARIABLES[name]}; leave it out.")
-        self._check_access()
-        self._check_update()
-        if self.ports is not None and len(self.ports) != self.count:
-            raise ValueError(
-                f"ports={list(self.ports)}: count={self.count} servers need one each; null takes free ones."
-            )
-        if self.ports is not None and len(set(self.ports)) < len(self.ports):
-            raise ValueError(f"ports={list(self.ports)} names a port twice; give each server its own.")
-        if self.mode == "attach" and self.router != "none":
-            raise ValueError(
-                f"router={self.router} with mode=attach: weights go to each server itself, so give the servers' urls "
-                "and router=none."
-            )
-        return self
-
-    def _check_urls(self) -> None:
-        """Addresses hold nothing but scheme, host, port and path: other parts may be secrets."""
-        for url in self.urls:
-            address = re.split(r"[/?#]", url.rpartition("@")[2].rpartition("://")[2])[0]
-            if "@" in url:
-                raise ValueError(
-                    f"urls: the address of {address} holds a login; give a key by api_key_variable instead."
+        addresses = [(url, re.split(r"[/?#]", url.rpartition("@")[2].rpartition("://")[2])[0]) for url in self.urls]
+        flags = [(word.partition("=")[0], word.partition("=")[0].replace("_", "-")) for word in self.extra_arguments]
+        here = ("localhost", "127.0.0.1", "::1")
+        elsewhere = [url for url in self.urls if self.update == "ipc" and urlsplit(url).hostname not in here]
+        is_attached, ports = self.mode == "attach", self.ports or ()
+        refuse_first(
+            # Addresses hold nothing but scheme, host, port and path: other parts may be secrets. They come first,
+            # because other messages show the addresses.
+            *(
+                rule
+                for url, address in addresses
+                for rule in (
+                    (
+                        "@" in url,
+                        f"urls: the address of {address} holds a login; give a key by api_key_variable instead.",
+                    ),
+                    (
+                        "?" in url or "#" in url,
+                        f"urls: the address of {address} has a query or a fragment; leave it out, and give a key by "
+                        "api_key_variable.",
+                    ),
+                    (
+                        set(url).isdisjoint("@?#")
+                        and (not url.startswith(("http://", "https://")) or not urlsplit(url).hostname),
+                        f"urls: {url} is no address; it must be http://host:port.",
+                    ),
                 )
-            if "?" in url or "#" in url:
-                raise ValueError(
-                    f"urls: the address of {address} has a query or a fragment; leave it out, and give a key by "
-                    "api_key_variable."
-                )
-            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
-                raise ValueError(f"urls: {url} is no address; it must be http://host:port.")
-
-    def _check_update(self) -> None:
-        """Handles of GPU memory are good for one machine, and turns for servers that are known."""
-        if self.colocated and self.mode != "launch":
-            raise ValueError(
-                f"colocated=true with mode={self.mode}: it is not known which memory a server of `urls` has given up; "
-                "launch the servers, or take colocated=false."
-            )
-        if self.update != "ipc":
-            return
-        if self.device != "cuda":
-            raise ValueError(f"update=ipc with device={self.device}: only GPUs share memory so; take update=group.")
-        others = [url for url in self.urls if urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1")]
-        if others:
-            raise ValueError(
-                f"update=ipc with urls={others}: handles of GPU memory are good on this machine alone; take "
-                "update=group."
-            )
-
-    def _check_access(self) -> None:
-        """The addresses that reach a server, and the code that it runs, are options of their own."""
-        if is_everywhere(self.host) and not self.all_interfaces:
-            raise ValueError(
+            ),
+            (
+                is_attached != bool(self.urls),
+                f"urls={list(self.urls)} with mode={self.mode}: mode attach needs urls, launch takes none.",
+            ),
+            (
+                len({url.rstrip("/") for url in self.urls}) < len(self.urls),
+                f"urls={list(self.urls)} names a server twice; name each once.",
+            ),
+            *(
+                (True, f"environment: {name}={value.get_secret_value()}: {FIXED_VARIABLES[name]}; leave it out.")
+                for name, value in self.environment.items()
+                if name in FIXED_VARIABLES
+            ),
+            # The addresses that reach a server, and the code that it runs, are options of their own.
+            (
+                is_everywhere(self.host) and not self.all_interfaces,
                 f"host={self.host}: every machine of the network could reach the server, and who reaches it can change "
-                "its weights. Take 127.0.0.1, or give all_interfaces=true if the network is closed."
-            )
-        for word in self.extra_arguments:
-            flag = word.partition("=")[0].replace("_", "-")
+                "its weights. Take 127.0.0.1, or give all_interfaces=true if the network is closed.",
+            ),
             # argparse takes every unambiguous beginning of a flag for the flag.
-            for own, way_out in _OWN_FLAGS.items():
-                if len(flag) > 2 and own.startswith(flag):
-                    raise ValueError(f"extra_arguments: {word.partition('=')[0]} is not allowed there; {way_out}.")
-        if self.api_key_variable is not None and self.mode != "attach":
-            raise ValueError(
+            *(
+                (len(flag) > 2 and own.startswith(flag), f"extra_arguments: {word} is not allowed there; {way_out}.")
+                for word, flag in flags
+                for own, way_out in _OWN_FLAGS.items()
+            ),
+            (
+                self.api_key_variable is not None and not is_attached,
                 f"api_key_variable={self.api_key_variable} with mode=launch: it is for the servers of `urls`; launched "
-                "ones have no key. Leave it out."
-            )
+                "ones have no key. Leave it out.",
+            ),
+            # Handles of GPU memory are good for one machine, and turns for servers that are known.
+            (
+                self.colocated and is_attached,
+                f"colocated=true with mode={self.mode}: it is not known which memory a server of `urls` has given up; "
+                "launch the servers, or take colocated=false.",
+            ),
+            (
+                self.update == "ipc" and self.device != "cuda",
+                f"update=ipc with device={self.device}: only GPUs share memory so; take update=group.",
+            ),
+            (
+                elsewhere,
+                f"update=ipc with urls={elsewhere}: handles of GPU memory are good on this machine alone; take "
+                "update=group.",
+            ),
+            (
+                self.ports is not None and len(ports) != self.count,
+                f"ports={list(ports)}: count={self.count} servers need one each; null takes free ones.",
+            ),
+            (len(set(ports)) < len(ports), f"ports={list(ports)} names a port twice; give each server its own."),
+            (
+                is_attached and self.router != "none",
+                f"router={self.router} with mode=attach: weights go to each server itself, so give the servers' urls "
+                "and router=none.",
+            ),
+        )
+        return self
 
     @property
     def reachable_host(self) -> str:
@@ -291,8 +292,7 @@ class ServerOptions(StrictModel):
         """
         if self.api_key_variable is None:
             return None
-        found = (os.environ if variables is None else variables).get(self.api_key_variable, "").strip()
-        if not found:
+        if not (found := (os.environ if variables is None else variables).get(self.api_key_variable, "").strip()):
             raise ValueError(
                 f"rollout.server.api_key_variable={self.api_key_variable}: this environment variable is not set; "
                 "export it with the servers' key, or leave the option out."

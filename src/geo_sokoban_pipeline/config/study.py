@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel, refuse_first
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 
 Imitated = Literal["teacher", "optimal"]
@@ -54,10 +54,13 @@ class CriterionOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> CriterionOptions:
-        if (self.at_least is None) == (self.at_most is None):
-            raise ValueError("a criterion needs exactly one of at_least and at_most.")
-        if self.apart and self.over is None:
-            raise ValueError("apart=true needs `over`, the row whose interval must lie apart.")
+        refuse_first(
+            (
+                (self.at_least is None) == (self.at_most is None),
+                "a criterion needs exactly one of at_least and at_most.",
+            ),
+            (self.apart and self.over is None, "apart=true needs `over`, the row whose interval must lie apart."),
+        )
         return self
 
 
@@ -75,8 +78,7 @@ class DataOverrides(StrictModel):
         for name in self.TASKS:
             if name != task and getattr(self, name):
                 raise ValueError(f"{name}: this study is of the task {task}, whose data it does not change.")
-        given: dict[str, Any] = getattr(self, task, {})
-        return given
+        return dict(getattr(self, task, {}))
 
 
 class EvaluationSetOptions(DataOverrides):

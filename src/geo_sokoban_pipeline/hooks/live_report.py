@@ -10,22 +10,14 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kedro.framework.hooks import hook_impl
+from kedro.io import DataCatalog
+from kedro.pipeline.node import Node
 
-from geo_sokoban_pipeline.config.grpo import SourceOptions
-from geo_sokoban_pipeline.hooks.parameters import settings_of
-
-if TYPE_CHECKING:
-    from kedro.framework.context import KedroContext
-    from kedro.io import DataCatalog
-    from kedro.pipeline import Pipeline
-    from kedro.pipeline.node import Node
-
-    from geo_sokoban_pipeline.config.grpo import TrainOptions
-    from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.config.grpo import SourceOptions, TrainOptions
+from geo_sokoban_pipeline.hooks.parameters import ContextHooks
 
 log = logging.getLogger(__name__)
 _LOOP = ".train_grpo"  # the node's name after its namespace
@@ -61,31 +53,13 @@ class ReportBudget:
         self.longest = max(self.longest or 0.0, seconds)
 
 
-class LiveReportHooks:
+class LiveReportHooks(ContextHooks):
     """Writes the report of each training run of the command while its loop goes on."""
 
-    def __init__(self) -> None:
-        self._parameters: ProjectParameters | None = None
-        self._data_root = Path()
-        self._catalog: DataCatalog | None = None
-        self._run = ""
-        self._began = 0.0
-        self._budget: ReportBudget | None = None
-
     @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
-        """Remember the parameters and the data root."""
-        self._parameters, self._data_root = settings_of(context)
-
-    @hook_impl
-    def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Remember the catalog of the command."""
-        self._catalog, self._budget = catalog, None
-
-    @hook_impl
-    def before_node_run(self, node: Node) -> None:
+    def before_node_run(self, node: Node, catalog: DataCatalog) -> None:
         """Begin the budget of a loop, and end it with the next node."""
-        self._run, is_loop = node.name.removesuffix(_LOOP), node.name.endswith(_LOOP)
+        self._run, is_loop, self._catalog = node.name.removesuffix(_LOOP), node.name.endswith(_LOOP), catalog
         options: TrainOptions | None = getattr(self._parameters, self._run, None) if is_loop else None
         self._began = time.perf_counter()
         self._budget = None if options is None else ReportBudget(options.loop.report_share)
@@ -113,14 +87,8 @@ class LiveReportHooks:
         from geo_sokoban_pipeline.reporting.live import read_report_inputs
         from geo_sokoban_pipeline.reporting.report import build_report
 
-        assert self._parameters is not None and self._catalog is not None
-        task, options = self._run.removeprefix("train_"), getattr(self._parameters, self._run)
-        data = getattr(self._parameters, task)
-        shown = {
-            "seed": self._parameters.seed,
-            task: data.model_dump(mode="json"),
-            self._run: options.model_dump(mode="json"),
-        }
+        options, dumped = getattr(self._parameters, self._run), self._parameters.model_dump(mode="json")
+        shown = {name: dumped[name] for name in ("seed", self._run.removeprefix("train_"), self._run)}
         source = SourceOptions(run=self._run, run_id=self._parameters.run_id)
         page = build_report(read_report_inputs(self._data_root, source, options.loop.iterations, shown))
         self._catalog.save(f"{self._run}.report", page)

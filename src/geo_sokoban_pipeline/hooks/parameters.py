@@ -15,9 +15,12 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
+from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
+from kedro.io import DataCatalog, MemoryDataset
+from kedro.pipeline import Pipeline
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.config.grpo import SourceOptions
@@ -26,7 +29,7 @@ from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
 from geo_sokoban_pipeline.hooks.command_line import ROW_SOURCES, all_rows
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, sources
-from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.parameters import ON_RUNS, ProjectParameters
 from geo_sokoban_pipeline.preflight.stored import other_settings
 from geo_sokoban_pipeline.runs.fingerprint import flatten
 from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, RunStore, SourceError
@@ -35,25 +38,9 @@ from geo_sokoban_pipeline.runs.storage import read_json, write_json
 from geo_sokoban_pipeline.studies.plan import Command
 from geo_sokoban_pipeline.tasks import TASKS
 
-if TYPE_CHECKING:
-    from kedro.framework.context import KedroContext
-    from kedro.io import DataCatalog
-    from kedro.pipeline import Pipeline
-
 log = logging.getLogger(__name__)
 
 IDENTITY = "identity"  # the entry <task>.identity
-ON_RUNS = (
-    "rollout",
-    "update",
-    "evaluate",
-    "regrade",
-    "export",
-    "report",
-    "browse",
-    "score",
-    "control",
-)  # pipelines that take a source
 # Those that read trajectories: of one iteration, or of all.
 _READ: Mapping[str, Literal["one", "all"]] = {
     "update": "one",
@@ -112,7 +99,7 @@ def _plan_task(task: str, request: CommandRequest, parameters: ProjectParameters
     current = identify_data(task, getattr(parameters, task))
     runs = {
         run: _source_data(run, current, parameters, request, store)
-        for run in (f"{kind}_{task}" for kind in ON_RUNS)
+        for run in (f"{kind}_{task}" for kind in ON_RUNS)  # pipelines that take a source
         if _reads(run, (f"{run}.source_", f"{task}."), request)
     }
     if f"train_{task}" in request.runs:
@@ -122,8 +109,8 @@ def _plan_task(task: str, request: CommandRequest, parameters: ProjectParameters
 
 def _reads(run: str, names: tuple[str, ...], request: CommandRequest) -> bool:
     """Whether nodes of a run read an entry whose name begins so; a report alone reads neither a run nor its data."""
-    nodes = request.pipeline.nodes if run in request.runs else []
-    return any(name.startswith(names) for node in nodes if node.namespace == run for name in node.inputs)
+    nodes = [node for node in request.pipeline.nodes if node.namespace == run and run in request.runs]
+    return any(name.startswith(names) for node in nodes for name in node.inputs)
 
 
 def _own_rows(run: str, current: DataIdentity, request: CommandRequest) -> bool:
@@ -225,10 +212,8 @@ def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, reque
         ParameterError: one is missing; the message has the command that makes it.
     """
     for task, data in planned.items():
-        inputs = request.pipeline.inputs() - {f"{task}.{IDENTITY}"}  # `begin_tables` writes it
-        read = sorted(name for name in inputs if name.startswith(f"{task}."))
-        missing = [name for name in read if not catalog.exists(name)]
-        if missing:
+        read = request.pipeline.inputs() - {f"{task}.{IDENTITY}"}  # `begin_tables` writes it
+        if missing := [name for name in sorted(read) if name.startswith(f"{task}.") and not catalog.exists(name)]:
             note = _recipe(root, task, data.identity.id)
             how = suggest_command(f"data_{task}", env=request.env)
             if task in request.given:
@@ -339,12 +324,10 @@ def check_model_names(merged: Mapping[str, Any], environment: Mapping[str, str])
     Raises:
         ParameterError: it is not. Other paths are not checked here.
     """
-    name = environment.get(MODEL_NAME)
-    if name is None or name in MODELS:
+    if (name := environment.get(MODEL_NAME)) is None or name in MODELS:
         return
     for task in TASKS:
-        path = ((merged.get(f"train_{task}") or {}).get("policy") or {}).get("path")
-        if path == f"Qwen/{name}":
+        if (path := ((merged.get(f"train_{task}") or {}).get("policy") or {}).get("path")) == f"Qwen/{name}":
             near = difflib.get_close_matches(name, MODELS, n=1)
             raise ParameterError(
                 f"train_{task}.policy.path={json.dumps(path)}: {MODEL_NAME}={name} is none of {', '.join(MODELS)}."
@@ -353,11 +336,24 @@ def check_model_names(merged: Mapping[str, Any], environment: Mapping[str, str])
             )
 
 
-def settings_of(context: KedroContext) -> tuple[ProjectParameters, Path]:
-    """Validated parameters and absolute data root of a context that `ParameterHooks` has checked."""
-    parameters = validate_parameters(context.config_loader["parameters"], ProjectParameters)
-    root = str(context.config_loader["globals"]["data_root"])
-    return parameters, (Path(context.project_path) / root).resolve()
+class ContextHooks:
+    """Hooks that need the settings of a command: Kedro creates the context before it runs a pipeline."""
+
+    _parameters: ProjectParameters
+    _data_root: Path  # absolute
+    _env: str | None
+    _project: Path
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember the settings; `ParameterHooks` has checked the parameters."""
+        loader, self._project, self._env = context.config_loader, Path(context.project_path), context.env
+        self._parameters = validate_parameters(loader["parameters"], ProjectParameters)
+        self._data_root = (self._project / str(loader["globals"]["data_root"])).resolve()
+
+    def _folders_of(self, run: str) -> RunFolders:
+        """The folders of a run of the command."""
+        return RunFolders.of(self._data_root, run, self._parameters.run_id)
 
 
 # The command as a dataset: a study starts commands of its own with the same project and configuration.
@@ -366,30 +362,23 @@ def settings_of(context: KedroContext) -> tuple[ProjectParameters, Path]:
 COMMAND = "command"
 
 
-class CommandHooks:
+class CommandHooks(ContextHooks):
     """Puts the entry `command` into the catalog of a pipeline that has it as an input."""
-
-    def __init__(self) -> None:
-        self._command: Command | None = None
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        """Remember project, configuration, environment and data root."""
-        _, data_root = settings_of(context)
-        source = str(context.config_loader.conf_source)
-        project = Path(context.project_path)
+        """Remember the command with its project and configuration, too."""
+        super().after_context_created(context)
         loader = cast(ProjectConfigLoader, context.config_loader)
 
         def find_root(root: Path) -> Path | None:
             found = loader.globals_with({DATA_ROOT: str(root)}).get("data_root")
-            return None if found is None else (project / str(found)).resolve()
+            return None if found is None else (self._project / str(found)).resolve()
 
-        self._command = Command(project, source, context.env, data_root, find_root)
+        self._command = Command(self._project, str(loader.conf_source), self._env, self._data_root, find_root)
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Add the entry where it is an input."""
         if COMMAND in pipeline.inputs():
-            from kedro.io import MemoryDataset
-
             catalog[COMMAND] = MemoryDataset(self._command, copy_mode="assign")

@@ -16,26 +16,29 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
+from kedro.io import DataCatalog
+from kedro.pipeline import Pipeline
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.launcher_env import check_submit
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.hooks.parameters import (
     CommandData,
     CommandRequest,
+    ContextHooks,
     begin_tables,
     check_tables,
     note_data,
     plan_data,
     point_to_newest,
-    settings_of,
 )
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
+from geo_sokoban_pipeline.parameters import ProjectParameters, source_of
 from geo_sokoban_pipeline.preflight.stored import TRAINING, check_stored_run, find_damaged_rows, find_gaps
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
 from geo_sokoban_pipeline.runs.folders import ASIDE, RunFolders, RunStore
@@ -43,15 +46,8 @@ from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError, f
 from geo_sokoban_pipeline.runs.own_code import forget_edited
 from geo_sokoban_pipeline.runs.provenance import CommandRecord, describe_maker, typed_command
 from geo_sokoban_pipeline.runs.scratch import sweep
-from geo_sokoban_pipeline.runs.storage import CorruptFolderError
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, explain_storage_errors
 from geo_sokoban_pipeline.tasks import DEFAULT, TASKS
-
-if TYPE_CHECKING:
-    from kedro.framework.context import KedroContext
-    from kedro.io import DataCatalog
-    from kedro.pipeline import Pipeline
-
-    from geo_sokoban_pipeline.parameters import ProjectParameters
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +61,7 @@ _REFUSALS = (
     OSError,
 )
 
+_LAUNCHED = ("qwen3vl", "cluster")  # environments that take the launchers' variables
 _SELECTIONS = {
     "from_nodes": "--from-nodes",
     "from_inputs": "--from-inputs",
@@ -75,29 +72,22 @@ _SELECTIONS = {
 
 def run_names(pipeline: Pipeline, registered: Iterable[str]) -> list[str]:
     """Namespaces among a pipeline's nodes that bear the name of a registered pipeline, sorted."""
-    namespaces = {node.namespace.split(".")[0] for node in pipeline.nodes if node.namespace}
-    return sorted(namespaces & set(registered))
+    return sorted({node.namespace.split(".")[0] for node in pipeline.nodes if node.namespace} & set(registered))
 
 
-class RunHooks:
+class RunHooks(ContextHooks):
     """Holds the lock of every run that the command writes, and sets aside what is stored where `fresh` is given."""
 
     def __init__(self) -> None:
-        self._parameters: ProjectParameters | None = None
-        self._launched = False
-        self._env: str | None = None
-        self._given: dict[str, Any] = {}
-        self._data_root = Path()
         self._data: dict[str, CommandData] = {}
         self._locks: list[RunLock] = []
         self._folders: list[RunFolders] = []
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        """Remember the run id, the data root, what the command gave, and whether the launchers' variables count."""
-        self._parameters, self._data_root = settings_of(context)
-        self._env, self._given = context.env, dict(context.config_loader.runtime_params or {})
-        self._launched = context.env in ("qwen3vl", "cluster")
+        """Remember what the command itself gave, too."""
+        super().after_context_created(context)
+        self._given = dict(context.config_loader.runtime_params or {})
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
@@ -110,13 +100,12 @@ class RunHooks:
             ParameterError: `fresh` together with a selection of nodes that reads what `fresh` would delete; see also
                 `plan_data` and `check_tables`.
         """
-        assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
         # An interrupted run of this process (in a notebook, say) may still hold its locks.
         self._release()
         forget_edited()
         sweep()
         runs = run_names(pipeline, pipelines)
-        self._folders = [RunFolders.of(self._data_root, run, self._parameters.run_id) for run in runs]
+        self._folders = [self._folders_of(run) for run in runs]
         request = CommandRequest(pipeline, runs, self._given, self._env)
         try:
             self._check(run_params, request)
@@ -132,8 +121,12 @@ class RunHooks:
                 self._set_aside()
             for run, folders in zip(runs, self._folders, strict=True):
                 check_stored_run(run, folders.models, self._parameters)
-                _check_rows(run, folders)
-            self._note_data(request)
+                # Torn rows end a run before its first iteration, not in its report.
+                if run.startswith(TRAINING) and (damage := find_damaged_rows(folders.models, folders.outputs)):
+                    raise CorruptFolderError("\n".join(damage))
+            with explain_storage_errors(self._data_root):
+                begin_tables(self._data, request, self._data_root)
+                note_data(self._data, dict(zip(runs, self._folders, strict=True)))
         except _REFUSALS as error:
             if len(self._locks) == len(self._folders):
                 for folders in self._folders:
@@ -146,8 +139,7 @@ class RunHooks:
         # These modules import pyarrow, which most commands do not need.
         from geo_sokoban_pipeline.preflight.first_checks import check_data_source, check_plugins, look_first
 
-        assert self._parameters is not None
-        if self._launched and any(run.startswith(TRAINING) for run in request.runs):
+        if self._env in _LAUNCHED and any(run.startswith(TRAINING) for run in request.runs):
             check_submit(os.environ)
         if self._parameters.fresh:
             _check_selection(run_params, request)
@@ -166,7 +158,6 @@ class RunHooks:
             check_starting_policy,
         )
 
-        assert self._parameters is not None
         read, store = request.pipeline.inputs(), RunStore(self._data_root)
         for folders in _read_runs(self._data_root, request.runs, self._parameters):
             is_replaced = self._parameters.fresh and folders in self._folders
@@ -181,8 +172,6 @@ class RunHooks:
                 check_replaced(run, folders, self._parameters, self._folders)
 
     def _set_aside(self) -> None:
-        from geo_sokoban_pipeline.runs.storage import explain_storage_errors
-
         for folders in self._folders:
             if not folders.is_empty:
                 log.info("fresh=true: setting %s aside; the new run's first result deletes it", folders.name)
@@ -192,8 +181,6 @@ class RunHooks:
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
         """Point to the newest data of a task once its last table is stored."""
-        from geo_sokoban_pipeline.runs.storage import explain_storage_errors
-
         with explain_storage_errors(self._data_root):
             point_to_newest(self._data, dataset_name, self._data_root)
         self._delete_replaced(all_of_it=False)
@@ -227,13 +214,6 @@ class RunHooks:
                         "%s: the replaced run is not deleted (%s); the next command does it", folders.name, error
                     )
 
-    def _note_data(self, request: CommandRequest) -> None:
-        from geo_sokoban_pipeline.runs.storage import explain_storage_errors
-
-        with explain_storage_errors(self._data_root):
-            begin_tables(self._data, request, self._data_root)
-            note_data(self._data, dict(zip(request.runs, self._folders, strict=True)))
-
     def _release(self) -> None:
         while self._locks:
             self._locks.pop().close()
@@ -260,25 +240,15 @@ def _read_runs(root: Path, runs: Iterable[str], parameters: ProjectParameters) -
     for run in runs:
         options = getattr(parameters, run, None)
         named |= {(run, parameters.run_id), (f"{TRAINING}{run.partition('_')[2]}", parameters.run_id)}
-        source: SourceOptions | None = getattr(options, "source", None)
-        if source is not None:
+        if (source := source_of(run, parameters)) is not None:
             named |= {(source.run, name) for name in (source.run_id, *getattr(options, "runs", ()))}
     split = {tuple(name.split("/")) if "/" in name else (run, name) for run, name in named}
     return [RunFolders.of(root, run, run_id) for run, run_id in sorted(split)]
 
 
 def _lock(folder: Path) -> RunLock:
-    from geo_sokoban_pipeline.runs.storage import explain_storage_errors
-
     with explain_storage_errors(folder / LOCK_FILE):
         return RunLock(folder)
-
-
-def _check_rows(run: str, folders: RunFolders) -> None:
-    """Torn rows end a run before its first iteration, not in its report."""
-    damage = find_damaged_rows(folders.models, folders.outputs) if run.startswith(TRAINING) else []
-    if damage:
-        raise CorruptFolderError("\n".join(damage))
 
 
 def _check_selection(run_params: dict[str, Any], request: CommandRequest) -> None:
@@ -299,37 +269,24 @@ def _check_selection(run_params: dict[str, Any], request: CommandRequest) -> Non
 _UNTIMED = ("check_", "audit_", "compare")  # a pre-flight and an audit make no result, a comparison none of its own
 
 
-class HistoryHooks:
+class HistoryHooks(ContextHooks):
     """Keeps `commands.json` of each run that the command works on."""
 
     def __init__(self) -> None:
-        self._run_id = ""
-        self._data_root = Path()
-        self._env: str | None = None
         self._records: list[CommandRecord] = []
 
     @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
-        """Remember run id, data root and environment."""
-        parameters, self._data_root = settings_of(context)
-        self._run_id, self._env = parameters.run_id, context.env
-
-    @hook_impl
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+    def before_pipeline_run(self, pipeline: Pipeline) -> None:
         """Begin the command's entry in each run; `RunHooks` is called before, so a refused command leaves none."""
         self._records = []
         runs = [run for run in run_names(pipeline, pipelines) if not run.startswith(_UNTIMED)]
         if not runs:
             return
-        maker = describe_maker(Path(run_params["project_path"]))
-        entry = {"command": typed_command(), "env": self._env or "local", **maker}
-
-        def begin(run: str) -> None:
-            outputs = RunFolders.of(self._data_root, run, self._run_id).outputs
-            self._records.append(CommandRecord(outputs, entry))
-
+        entry = {"command": typed_command(), "env": self._env or "local", **describe_maker(self._project)}
         for run in runs:
-            self._attempt(begin, run)
+            self._attempt(
+                lambda outputs: self._records.append(CommandRecord(outputs, entry)), self._folders_of(run).outputs
+            )
         # Ctrl-C and SIGTERM end the process without a hook of Kedro.
         atexit.register(self._close, "interrupted")
 

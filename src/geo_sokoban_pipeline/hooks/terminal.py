@@ -7,29 +7,24 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
+from kedro.pipeline import Pipeline
 
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
 from geo_sokoban_pipeline.formats import find_stale, in_percent
-from geo_sokoban_pipeline.hooks.parameters import settings_of
+from geo_sokoban_pipeline.hooks.parameters import ContextHooks
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.tracked import store_uri
 from geo_sokoban_pipeline.preflight.stored import stored_iterations
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.provenance import on_data_root, suggest_command
-from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, read_json
-
-if TYPE_CHECKING:
-    from kedro.framework.context import KedroContext
-    from kedro.pipeline import Pipeline
-
-    from geo_sokoban_pipeline.config.grpo import TrainOptions
-    from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, find_json
 
 log = logging.getLogger(__name__)
 _TRAIN = "train_"
@@ -48,44 +43,25 @@ class _Run:
     folders: RunFolders
     options: TrainOptions | None  # of a training run whose loop is among the command's nodes
 
-    @property
-    def title(self) -> str:
-        return f"{self.name}/{self.run_id}"
-
     def stored(self) -> int:
         """Iterations that the checkpoints hold."""
         return stored_iterations(self.folders.models)
 
 
-class TerminalHooks:
+class TerminalHooks(ContextHooks):
     """First and last lines of a command about its runs."""
 
     def __init__(self) -> None:
-        self._parameters: ProjectParameters | None = None
-        self._data_root = Path()
-        self._env: str | None = None
-        self._project = Path()
         self._runs: list[_Run] = []
-        self._began = 0.0
-
-    @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
-        """Remember parameters, data root and environment."""
-        self._parameters, self._data_root = settings_of(context)
-        self._env, self._project = context.env, Path(context.project_path)
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline) -> None:
         """Log where each run continues; `RunHooks` is called before and refuses runs that cannot."""
-        assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
-        self._began, run_id = time.time(), self._parameters.run_id
-        nodes = {node.name for node in pipeline.nodes}
+        self._began, nodes = time.time(), {node.name for node in pipeline.nodes}
         self._runs = []
         for name in run_names(pipeline, pipelines):
-            trains = f"{name}.{_LOOP}" in nodes
-            options = getattr(self._parameters, name) if trains else None
-            folders = RunFolders.of(self._data_root, name, run_id)
-            self._runs.append(_Run(name, run_id, folders, options))
+            options = getattr(self._parameters, name) if f"{name}.{_LOOP}" in nodes else None
+            self._runs.append(_Run(name, self._parameters.run_id, self._folders_of(name), options))
         for run in self._runs:
             if run.options is not None:
                 _announce(run, run.options)
@@ -95,8 +71,7 @@ class TerminalHooks:
         """Log the result of each run, where its report is, and which commands come next."""
         for run in self._runs:
             lines = [] if run.name.startswith(_CHECK) else _results(run.folders, run.stored())
-            report = run.folders.reports / "report.html"
-            if report.is_file():
+            if (report := run.folders.reports / "report.html").is_file():
                 is_new = report.stat().st_mtime >= self._began
                 lines.append(f"report{'' if is_new else ' of an earlier command'}: {report}")
             if run.name == "compare" and run.run_id == "default":
@@ -104,7 +79,7 @@ class TerminalHooks:
             if run.name.startswith(_TRAIN) and report.is_file():
                 lines += self._ways_on(run)
             for line in lines:
-                log.info("%s", line if len(self._runs) == 1 else f"{run.title}: {line}")
+                log.info("%s", line if len(self._runs) == 1 else f"{run.folders.name}: {line}")
         self._runs = []
 
     @hook_impl
@@ -117,14 +92,10 @@ class TerminalHooks:
         lines = []
         for run in self._runs:
             if run.options is None:
-                lines.append(f"{run.title}: stopped. The same command does it again.")
+                lines.append(f"{run.folders.name}: stopped. The same command does it again.")
                 continue
             stored, wanted = run.stored(), run.options.loop.iterations
-            again = (
-                "the same command without fresh=true"
-                if self._parameters is not None and self._parameters.fresh
-                else "the same command"
-            )
+            again = f"the same command{' without fresh=true' if self._parameters.fresh else ''}"
             if run.folders.can_restore:
                 text = "the next command puts the run back that this one was to replace; fresh=true starts over."
             elif stored:
@@ -133,11 +104,10 @@ class TerminalHooks:
                 text = f"the warm start is stored; {again} goes on from there."
             else:
                 text = "nothing of the training is stored yet; the same command starts again."
-            lines.append(f"{run.title}: stopped. {text[0].upper()}{text[1:]}")
+            lines.append(f"{run.folders.name}: stopped. {text[0].upper()}{text[1:]}")
         return lines
 
     def _ways_on(self, run: _Run) -> list[str]:
-        assert self._parameters is not None
         task, env = run.name.removeprefix(_TRAIN), self._env if self._env != "local" else None
         meanings = {
             "evaluate": "evaluates any checkpoint",
@@ -150,9 +120,8 @@ class TerminalHooks:
             words = [f"{name}={shlex.quote(value)}" for name, value in chosen.items() if value is not None]
             place = shlex.quote(os.path.relpath(self._project / _NOTEBOOK))
             ways.append((on_data_root(" ".join([*words, "jupyter lab", place])), "the same in Python"))
-        tracking = self._parameters.tracking
-        if tracking.enabled:
-            uri = store_uri(tracking, self._data_root)
+        if self._parameters.tracking.enabled:
+            uri = store_uri(self._parameters.tracking, self._data_root)
             server = f"{_MLFLOW} --backend-store-uri {shlex.quote(uri)}"
             ways.append((uri if uri.startswith("http") else server, "metrics over runs"))
         # The explanation is a shell comment, so that the line can be pasted.
@@ -167,14 +136,14 @@ def _announce(run: _Run, options: TrainOptions) -> None:
             "%s: %d iterations are stored, loop.iterations=%d asks for fewer. Nothing is trained and nothing is "
             "deleted; the evaluation takes the newest checkpoint of all. To see the policy after %d iterations, "
             "evaluate its checkpoint (%d), or train a run_id of its own.",
-            run.title, stored, wanted, wanted, wanted - 1,
+            run.folders.name, stored, wanted, wanted, wanted - 1,
         )  # fmt: skip
     elif stored == wanted:
-        log.info("%s: all %d iterations are stored, nothing to train; it is evaluated again", run.title, stored)
+        log.info("%s: all %d iterations are stored, nothing to train; it is evaluated again", run.folders.name, stored)
     elif stored:
-        log.info("%s: continues after %d of %d iterations", run.title, stored, wanted)
+        log.info("%s: continues after %d of %d iterations", run.folders.name, stored, wanted)
     elif (run.folders.models / "policy" / MANIFEST).is_file():
-        log.info("%s: continues after the warm start", run.title)
+        log.info("%s: continues after the warm start", run.folders.name)
 
 
 def _results(folders: RunFolders, stored: int) -> list[str]:
@@ -183,13 +152,10 @@ def _results(folders: RunFolders, stored: int) -> list[str]:
     Args:
         stored: iterations that its checkpoints hold.
     """
-    path = folders.reports / "eval_summary.json"
-    try:
-        summary = read_json(path) if path.is_file() else {}
-    except CorruptFolderError:
-        return []
-    text = write_result(summary, stored)
-    return [f"held-out: {text}"] if text else []
+    with suppress(CorruptFolderError):
+        if text := write_result(find_json(folders.reports / "eval_summary.json") or {}, stored):
+            return [f"held-out: {text}"]
+    return []
 
 
 def write_result(summary: Mapping[str, Any], stored: int = 0) -> str:
@@ -210,9 +176,8 @@ def write_result(summary: Mapping[str, Any], stored: int = 0) -> str:
     text += f"{in_percent(last['solve_rate'])} % sampled"
     if last.get("low") is not None and last.get("high") is not None:
         text += f" (95 % {in_percent(last['low'])}–{in_percent(last['high'])})"
-    greedy = rows.get((names[-1], "greedy"))
-    if greedy is not None and greedy.get("solve_rate") is not None:
-        text += f", {in_percent(greedy['solve_rate'])} % greedy"
+    if (greedy := rows.get((names[-1], "greedy"), {}).get("solve_rate")) is not None:
+        text += f", {in_percent(greedy)} % greedy"
     if len(names) == 1:  # of any run or folder
         text += f", by {names[0]}"
     stale = find_stale(summary, stored)

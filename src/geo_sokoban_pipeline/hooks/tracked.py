@@ -14,16 +14,15 @@ from urllib.parse import quote, unquote
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
+from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
 from geo_sokoban_pipeline.runs.folders import MLFLOW_NOTE, RunFolders, RunStore, SourceError, sealed_checkpoints
-from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json, read_manifest
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, find_json, read_manifest
 from geo_sokoban_pipeline.tasks import TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-    from geo_sokoban_pipeline.parameters import TrackingOptions
 
 OWN_STORE = "mlflow.db"  # in the data root; a run's note names it without its folder, so that the root may be moved
 ARTIFACTS = "mlartifacts"
@@ -140,7 +139,6 @@ def describe_prompts(dataset_name: str, frame: pd.DataFrame, data_root: Path, no
         note: `data.json` of the run.
     """
     task, _, name = dataset_name.partition(".")
-    settings = note["run"]["params"][task]
     return PromptTable(
         name=dataset_name,
         context=_CONTEXTS[name],
@@ -148,7 +146,7 @@ def describe_prompts(dataset_name: str, frame: pd.DataFrame, data_root: Path, no
         rows=len(frame),
         path=data_root / "05_model_input" / task / note["id"] / f"{name}.parquet",
         data_id=note["id"],
-        source=str(settings.get("source", "")),
+        source=str(note["run"]["params"][task].get("source", "")),
     )
 
 
@@ -156,20 +154,17 @@ def read_lineage(models: Path) -> dict[str, str]:
     """Tags that say where a run's policies come from: hashes of their files, and of what they started from."""
     tags: dict[str, str] = {}
     for folder, name in _POLICIES.items():
-        manifest = _manifest(models / folder)
-        if manifest is not None:
+        if manifest := _manifest(models / folder):
             tags[name] = hash_files(manifest["files"])
             made_with = manifest.get("fingerprint", {})
             if folder == "base_policy":
                 tags |= _origin(made_with)
             if "input.base_policy" in made_with:
                 tags[f"{name}.started_from"] = made_with["input.base_policy"]
-            for entry in ("started_from", "iteration", "policy_version"):
-                if entry in manifest:
-                    tags[f"{name}.{entry}"] = str(manifest[entry])
+            known = ("started_from", "iteration", "policy_version")
+            tags |= {f"{name}.{entry}": str(manifest[entry]) for entry in known if entry in manifest}
     checkpoints = sealed_checkpoints(models)
-    manifest = _manifest(checkpoints[max(checkpoints)]) if checkpoints else None
-    if manifest is not None:
+    if manifest := _manifest(checkpoints[max(checkpoints)]) if checkpoints else None:
         tags["policy.checkpoint"] = hash_files(manifest["files"])
         tags["policy.checkpoint.iteration"] = str(max(checkpoints))
         started_from = manifest.get("fingerprint", {}).get("input.policy", manifest.get("started_from"))
@@ -192,18 +187,20 @@ def source_lineage(source: SourceOptions, data_root: Path) -> dict[str, str]:
         tags = {}
     if store.is_own(source):
         tags |= {"source.run": source.run, "source.run_id": source.run_id}
-        note = RunFolders.of(data_root, source.run, source.run_id).models / MLFLOW_NOTE
-        if note.is_file():
-            tags["source.mlflow_run_id"] = str(read_json(note)["mlflow_run_id"])
+        if note := find_json(RunFolders.of(data_root, source.run, source.run_id).models / MLFLOW_NOTE):
+            tags["source.mlflow_run_id"] = str(note["mlflow_run_id"])
     return tags
 
 
 def policy_table(summary: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The evaluation's rows (policies, ablations, baselines) as columns of plain values; {}: there are none."""
     rows = [dict(row) for row in summary.get("rows") or []]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    plain = [name for name in names if all(_is_plain(row.get(name)) for row in rows)]
-    return {name: [row.get(name) for row in rows] for name in plain} if rows else {}
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+    return {
+        name: values
+        for name, values in columns.items()
+        if all(isinstance(value, str | bool | int | float | None) for value in values)
+    }
 
 
 def episode_table(index: pa.Table, policies: list[str], limit: int = _EPISODE_ROWS) -> dict[str, list[Any]]:
@@ -219,11 +216,10 @@ def episode_table(index: pa.Table, policies: list[str], limit: int = _EPISODE_RO
     groups = index["group_index"].to_numpy()
     each = max(index.num_rows // max(len(set(groups.tolist())), 1), 1)
     chosen = index.filter(groups < max(limit // each, 1)) if index.num_rows > limit else index
-    numbers = chosen["iteration"].to_pylist()
-    shown = [policies[number] if number < len(policies) else str(number) for number in numbers]
+    names = dict(enumerate(policies))
+    shown = [names.get(number, str(number)) for number in chosen["iteration"].to_pylist()]
     columns = {name: chosen[name].to_pylist() for name in _EPISODE_COLUMNS}
-    columns["tags"] = [", ".join(tags) for tags in columns["tags"]]
-    return {"policy": shown, **columns}
+    return {"policy": shown, **columns, "tags": [", ".join(tags) for tags in columns["tags"]]}
 
 
 def points_of(row: Mapping[str, Any]) -> list[tuple[str, float, int]]:
@@ -277,8 +273,11 @@ def evaluation_tags(summary: Mapping[str, Any]) -> dict[str, str]:
     tags = {f"eval.final.{name}": str(summary[name]) for name in ("data_id", "prompts_hash") if summary.get(name)}
     for policy, found in (summary.get("checkpoints") or {}).items():
         place = f"{_tag_name(policy)}.policy"
-        known = {name: value for name, value in found.items() if value is not None}
-        tags |= {place if name == "hash" else f"{place}.{name}": str(value) for name, value in known.items()}
+        tags |= {
+            place if name == "hash" else f"{place}.{name}": str(value)
+            for name, value in found.items()
+            if value is not None
+        }
     for row in summary.get("rows") or []:
         if row.get("solve_rate") is None:
             continue
@@ -311,10 +310,6 @@ def _origin(made_with: Mapping[str, Any]) -> dict[str, str]:
     names = ("source",) if made_with.get("policy.source") == "tiny" else ("source", "path", "revision")
     known = {name: made_with.get(f"policy.{name}") for name in names}
     return {f"policy.start.{name}": str(value) for name, value in known.items() if value is not None}
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | bool | int | float)
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:

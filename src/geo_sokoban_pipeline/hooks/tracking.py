@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
+from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 
 from geo_sokoban_pipeline.envs.data_identity import used_options
 from geo_sokoban_pipeline.formats import leaves
-from geo_sokoban_pipeline.hooks.parameters import settings_of
+from geo_sokoban_pipeline.hooks.parameters import ContextHooks
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.terminal import write_result
 from geo_sokoban_pipeline.hooks.tracked import (
@@ -51,6 +53,7 @@ from geo_sokoban_pipeline.hooks.tracked import (
 )
 from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_installed, is_wanted
 from geo_sokoban_pipeline.masking import without_login
+from geo_sokoban_pipeline.parameters import ProjectParameters, TrackingOptions, source_of
 from geo_sokoban_pipeline.preflight.stored import stored_iterations
 from geo_sokoban_pipeline.runs.folders import DATA_NOTE, MLFLOW_NOTE, RunFolders
 from geo_sokoban_pipeline.runs.lock import find_holder
@@ -59,12 +62,7 @@ from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, find
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 
 if TYPE_CHECKING:
-    from kedro.framework.context import KedroContext
-    from kedro.pipeline import Pipeline
-    from kedro.pipeline.node import Node
     from mlflow.tracking import MlflowClient
-
-    from geo_sokoban_pipeline.parameters import ProjectParameters, TrackingOptions
 
 NOTE = MLFLOW_NOTE
 # Every row has at least one of these, so their steps are the rows that MLflow already has.
@@ -73,7 +71,7 @@ _IN_EVERY_ROW = ("perf/step_time", "rollout/episodes", "rollout/raw_reward")
 _AT_IMPORT = {"MLFLOW_CONFIGURE_LOGGING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 # MLflow's own limits: entries per request, characters per value.
-_PARAMETERS_PER_REQUEST = 100
+_ENTRIES_PER_REQUEST = 100  # of parameters, and as many of tags
 _PARAMETER_LENGTH = 6000
 _TAG_LENGTH = 5000
 _TABLES = "mlflow.loggedArtifacts"  # tag by which MLflow's page finds tables
@@ -92,8 +90,7 @@ def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, st
     # Without a place of their own, the artifacts of a database would go to ./mlruns of the working folder.
     folder = artifact_folder(options, data_root)
     place = folder and folder.as_uri()
-    experiment = client.get_experiment_by_name(options.experiment)
-    if experiment is not None:
+    if (experiment := client.get_experiment_by_name(options.experiment)) is not None:
         location = experiment.artifact_location
         if options.uri is not None or location == place or not location.endswith(f"/{ARTIFACTS}"):
             return client, experiment.experiment_id, uri
@@ -103,12 +100,10 @@ def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, st
             experiment.experiment_id, f"{options.experiment} before move {experiment.experiment_id}"
         )
     try:
-        made = client.create_experiment(options.experiment, artifact_location=place)
-        return client, made, uri
+        return client, client.create_experiment(options.experiment, artifact_location=place), uri
     except MlflowException:
         # Another run has created it since: two runs may start together.
-        experiment = client.get_experiment_by_name(options.experiment)
-        if experiment is None:
+        if (experiment := client.get_experiment_by_name(options.experiment)) is None:
             raise
         return client, experiment.experiment_id, uri
 
@@ -176,8 +171,8 @@ class MlflowRun:
     def create(cls, client: MlflowClient, experiment_id: str, uri: str, folder: Path, name: str) -> MlflowRun:
         """A new MLflow run, noted in the run's folder."""
         identifier = client.create_run(experiment_id, run_name=name).info.run_id
-        place = _portable(uri)
-        write_json(folder / NOTE, {"mlflow_run_id": identifier, "experiment_id": experiment_id, "tracking_uri": place})
+        note = {"mlflow_run_id": identifier, "experiment_id": experiment_id, "tracking_uri": _portable(uri)}
+        write_json(folder / NOTE, note)
         return cls(client, identifier)
 
     def describe(self, tags: Mapping[str, str], parameters: Mapping[str, Any]) -> None:
@@ -192,40 +187,34 @@ class MlflowRun:
         flat = {name: value[:_PARAMETER_LENGTH] for name, value in flatten(parameters).items()}
         changed = {f"continued_with.{k}": v for k, v in flat.items() if k in known and known[k] != v}
         new = [Param(name, value) for name, value in flat.items() if name not in known]
-        for start in range(0, len(new), _PARAMETERS_PER_REQUEST):
-            self._client.log_batch(self.mlflow_run_id, params=new[start : start + _PARAMETERS_PER_REQUEST])
-        all_tags = {**tags, **changed}
-        entries = [RunTag(name, value[:_TAG_LENGTH]) for name, value in all_tags.items()]
-        for start in range(0, len(entries), _PARAMETERS_PER_REQUEST):
-            self._client.log_batch(self.mlflow_run_id, tags=entries[start : start + _PARAMETERS_PER_REQUEST])
+        entries = [RunTag(name, value[:_TAG_LENGTH]) for name, value in {**tags, **changed}.items()]
+        for start in range(0, max(len(new), len(entries)), _ENTRIES_PER_REQUEST):
+            part = slice(start, start + _ENTRIES_PER_REQUEST)
+            self._client.log_batch(self.mlflow_run_id, params=new[part], tags=entries[part])
 
     def log_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record metrics rows, one point per metric at step `iteration`; rows that MLflow has already are left out."""
         from mlflow.entities import Metric
 
         for row in rows:
-            step = int(row["iteration"])
-            if step in self._steps:
-                continue
-            now = int(time.time() * 1000)
-            points = [Metric(name, value, now, at) for name, value, at in points_of(row)]
-            self._client.log_batch(self.mlflow_run_id, metrics=points)
-            self._steps.add(step)
+            if (step := int(row["iteration"])) not in self._steps:
+                now = int(time.time() * 1000)
+                points = [Metric(name, value, now, at) for name, value, at in points_of(row)]
+                self._client.log_batch(self.mlflow_run_id, metrics=points)
+                self._steps.add(step)
 
     def log_points(self, points: Iterable[tuple[str, float, int]]) -> None:
         """Record (metric, value, step) where MLflow does not have them yet."""
         from mlflow.entities import Metric
 
         points = list(points)
-        names = {name for name, _, _ in points}
         known = {
             (name, point.step, point.value)
-            for name in names
+            for name in {name for name, _, _ in points}
             for point in self._client.get_metric_history(self.mlflow_run_id, name)
         }
         now = int(time.time() * 1000)
-        new = [Metric(name, value, now, step) for name, value, step in points if (name, step, value) not in known]
-        if new:
+        if new := [Metric(name, value, now, step) for name, value, step in points if (name, step, value) not in known]:
             self._client.log_batch(self.mlflow_run_id, metrics=new)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
@@ -237,16 +226,15 @@ class MlflowRun:
         """Record a table of prompts as an input dataset; MLflow keeps one of the same name and digest once."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        profile = {"num_rows": table.rows, "data_id": table.data_id, "source": table.source}
         dataset = Dataset(
             name=table.name,
             digest=table.digest,
             source_type="local",
             source=json.dumps({"uri": table.path.absolute().as_uri()}),
-            profile=json.dumps(profile),
+            profile=json.dumps({"num_rows": table.rows, "data_id": table.data_id, "source": table.source}),
         )
-        tags = [InputTag("mlflow.data.context", table.context)]
-        self._client.log_inputs(self.mlflow_run_id, [DatasetInput(dataset, tags)])
+        context = InputTag("mlflow.data.context", table.context)
+        self._client.log_inputs(self.mlflow_run_id, [DatasetInput(dataset, [context])])
 
     def log_table(self, name: str, columns: Mapping[str, list[Any]]) -> None:
         """Record a table as the artifact `<name>.json`, in place of one that is there: MLflow itself would append."""
@@ -314,14 +302,14 @@ def flatten(values: Mapping[str, Any]) -> dict[str, str]:
 def process_tags(project_path: Path) -> dict[str, str]:
     """Command, commit (where the project is a git checkout) and versions of this process."""
     maker = describe_maker(project_path)
-    tags = {
+    return {
         "command": typed_command(),
         "machine": f"{maker['processor'] or maker['machine']}, {maker['cores']} cores",
         "version.geo-sokoban-pipeline": maker["version"],
         "version.kedro": importlib.metadata.version("kedro"),
         **{f"version.{name}": maker[name] for name in ("python", "torch", "transformers")},
+        **({"mlflow.source.git.commit": maker["commit"]} if maker["commit"] else {}),
     }
-    return {**tags, "mlflow.source.git.commit": maker["commit"]} if maker["commit"] else tags
 
 
 def _portable(uri: str) -> str:
@@ -334,46 +322,34 @@ def _portable(uri: str) -> str:
 
 log = logging.getLogger(__name__)
 
-METRICS = ".metrics"  # the dataset {run}.metrics
 _POLICIES = ("base_policy", "policy", "final_policy")
 _STUDY = "study"
 _UNTRACKED = ("check_", "audit_", "compare")  # they train nothing
 
 
-class TrackingHooks:
+class TrackingHooks(ContextHooks):
     """Sends parameters, metrics, inputs, tables, reports and a sample of trajectories of each run to its trackers."""
 
     def __init__(self) -> None:
-        self._parameters: ProjectParameters | None = None
-        self._data_root = Path()
-        self._env = ""
         self._runs: dict[str, list[Tracker]] = {}
         self._own: list[str] = []
         self._inputs: set[tuple[str, str]] = set()
 
     @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
-        """Remember the parameters, the data root and the environment."""
-        self._parameters, self._data_root = settings_of(context)
-        self._env = context.env or "local"
-
-    @hook_impl
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+    def before_pipeline_run(self, pipeline: Pipeline) -> None:
         """Open the MLflow run of each run of the pipeline, or continue the one that is noted in its folder."""
-        assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
         self._runs, self._inputs = {}, set()
         if not self._parameters.tracking.enabled:
             return
         self._own = [run for run in run_names(pipeline, pipelines) if not run.startswith(_UNTRACKED)]
         self._runs = {run: [] for run in self._own}
-        project_path = Path(run_params["project_path"])
         for run in self._own:
-            self._attempt("MLflow", f"open the MLflow run of {run}", self._open, run, project_path)
+            self._attempt(MlflowRun.service, f"open the MLflow run of {run}", self._open, run)
         if is_wanted(self._parameters.tracking) and is_installed():
             for run in self._own:
-                self._attempt(WandbRun.service, f"open the run of {run}", self._open_wandb, run, project_path)
+                self._attempt(WandbRun.service, f"open the run of {run}", self._open_wandb, run)
         if any(self._runs.values()):
-            atexit.register(self._close_interrupted)
+            atexit.register(self._finish, "KILLED")
 
     @hook_impl
     def after_dataset_loaded(self, dataset_name: str, data: Any, node: Node) -> None:
@@ -384,7 +360,7 @@ class TrackingHooks:
         self._inputs.add((run, dataset_name))
         doing = f"log the input {dataset_name}"
         with self._reading(run, doing):
-            if note := find_json(self._folders(run).models / DATA_NOTE):
+            if note := find_json(self._folders_of(run).models / DATA_NOTE):
                 table = describe_prompts(dataset_name, data, self._data_root, note)
                 self._send(run, doing, methodcaller("log_input", table))
 
@@ -394,7 +370,7 @@ class TrackingHooks:
         run, _, name = dataset_name.rpartition(".")
         if not self._runs.get(run):
             return
-        if f".{name}" == METRICS and isinstance(data, Mapping):
+        if name == "metrics" and isinstance(data, Mapping):
             rows = [row for row in data.values() if isinstance(row, Mapping)]
             self._send(run, "log metrics", methodcaller("log_rows", rows))
         elif name in _POLICIES:
@@ -410,64 +386,50 @@ class TrackingHooks:
         """Mark the runs as failed, with the error."""
         self._finish("FAILED", error)
 
-    def _open(self, run: str, project_path: Path) -> None:
-        assert self._parameters is not None
-        tracking, folder = self._parameters.tracking, self._folders(run).models
+    def _open(self, run: str) -> None:
+        tracking, folder = self._parameters.tracking, self._folders_of(run).models
         client, experiment_id, uri = connect(tracking, self._data_root)
         close_killed(client, experiment_id, self._is_alive)
-        name = f"{run}/{self._parameters.run_id}"
-        tracked = MlflowRun.resume(client, experiment_id, uri, folder) or MlflowRun.create(
-            client, experiment_id, uri, folder, name
-        )
+        store = client, experiment_id, uri, folder
+        tracked = MlflowRun.resume(*store) or MlflowRun.create(*store, f"{run}/{self._parameters.run_id}")
         self._runs[run].append(tracked)
-        tracked.describe(*self._description(run, project_path))
+        tracked.describe(*self._description(run))
         if tracking.system_metrics:
             tracked.watch_machine(uri, tracking.system_metrics)
 
-    def _open_wandb(self, run: str, project_path: Path) -> None:
-        assert self._parameters is not None
-        name = f"{run}/{self._parameters.run_id}"
-        tracked = WandbRun.open(self._parameters.tracking, self._data_root, self._folders(run).models, name)
+    def _open_wandb(self, run: str) -> None:
+        folders = self._folders_of(run)
+        tracked = WandbRun.open(self._parameters.tracking, self._data_root, folders.models, folders.name)
         self._runs[run].append(tracked)
-        tracked.describe(*self._description(run, project_path))
+        tracked.describe(*self._description(run))
 
-    def _description(self, run: str, project_path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    def _description(self, run: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Tags and parameters of a run."""
-        assert self._parameters is not None
-        tags = {"run": run, "run_id": self._parameters.run_id, "env": self._env, **process_tags(project_path)}
-        parameters, note = parameters_of(self._parameters, run), self._folders(run).models / DATA_NOTE
-        if note.is_file():  # a command on a stored run works on the data of that run, not of the settings
-            data = read_json(note)
-            tags["data_id"], parameters[data["task"]] = (
-                data["id"],
-                in_force(_used(data["task"], data["run"]["params"][data["task"]])),
-            )
-        source = getattr(getattr(self._parameters, run, None), "source", None)
+        env = self._env or "local"
+        tags = {"run": run, "run_id": self._parameters.run_id, "env": env, **process_tags(self._project)}
+        parameters = parameters_of(self._parameters, run)
+        # A command on a stored run works on the data of that run, not of the settings.
+        if data := find_json(self._folders_of(run).models / DATA_NOTE):
+            tags["data_id"], task = data["id"], data["task"]
+            parameters[task] = in_force(_used(task, data["run"]["params"][task]))
+        source = source_of(run, self._parameters)
         return tags | (source_lineage(source, self._data_root) if source is not None else {}), parameters
 
     def _is_alive(self, run: str, run_id: str, mlflow_run_id: str) -> bool:
         """Whether a command works on the run of an MLflow run, as far as this data root can tell."""
-        own = [tracker for tracker in self._runs.get(run, ()) if isinstance(tracker, MlflowRun)]
-        if any(tracker.mlflow_run_id == mlflow_run_id for tracker in own):
+        if mlflow_run_id in (getattr(tracker, "mlflow_run_id", None) for tracker in self._runs.get(run, ())):
             return True
         folder = RunFolders.of(self._data_root, run, run_id).models
         if _stored_note(folder).get("mlflow_run_id") != mlflow_run_id:
             return True  # of another data root, or of a run that has been cleared since: cannot be decided here
-        assert self._parameters is not None
         # This command has the locks of its own runs, and continues their MLflow runs.
         return run_id == self._parameters.run_id and run in self._own or find_holder(folder) is not None
 
-    def _folders(self, run: str) -> RunFolders:
-        assert self._parameters is not None
-        return RunFolders.of(self._data_root, run, self._parameters.run_id)
-
     def _log_evaluation(self, run: str, folders: RunFolders) -> None:
         """Send points, tags, headline and rows of the evaluation, and its episodes."""
-        assert self._parameters is not None
         doing = "log the evaluation"
         with self._reading(run, doing):
-            summary = find_json(folders.reports / "eval_summary.json")
-            if summary is None:
+            if (summary := find_json(folders.reports / "eval_summary.json")) is None:
                 return
             from geo_sokoban_pipeline.trajectories.index import read_index
 
@@ -481,42 +443,36 @@ class TrackingHooks:
             kind = "held_out_trajectories" if run.startswith("train_") else "eval_trajectories"
             index = read_index(folders.outputs, task_or_plain, [kind])
             episodes = episode_table(index, [str(name) for name in summary.get("policies") or []])
-            for name, columns in (("policies", policy_table(summary)), ("episodes", episodes)):
+            for place, columns in (("evaluation/policies", policy_table(summary)), ("evaluation/episodes", episodes)):
                 if columns:
-                    place = f"evaluation/{name}"
                     self._send(run, f"log the table {place}", methodcaller("log_table", place, columns))
 
     def _send_lineage(self, run: str) -> None:
         doing = "log where its policies come from"
         with self._reading(run, doing):
-            self._send(run, doing, methodcaller("set_tags", read_lineage(self._folders(run).models)))
+            self._send(run, doing, methodcaller("set_tags", read_lineage(self._folders_of(run).models)))
 
     def _finish(self, status: str, error: Exception | None = None) -> None:
         for run in list(self._runs):
-            if error is None and self._runs[run]:
-                self._send_stored(run, self._folders(run))
+            if status == "FINISHED" and self._runs[run]:
+                self._send_stored(run, self._folders_of(run))
             self._send(run, "close the run", methodcaller("close", status, error))
         self._runs = {}
 
     def _send_stored(self, run: str, folders: RunFolders) -> None:
         """Send what a run has stored and its trackers may not have."""
-        assert self._parameters is not None
         with self._reading(run, "log stored metrics"):
             rows = [read_json(path) for path in sorted((folders.outputs / "metrics").glob("*.json"))]
             self._send(run, "log stored metrics", methodcaller("log_rows", rows))
         with self._reading(run, "log the warm start"):
-            steps = warm_start_points(_history(folders.models))
-            self._send(run, "log the warm start", methodcaller("log_points", steps))
+            # Of a control: its SFT.
+            history = (find_json(folders.models / "policy" / MANIFEST) or {}).get("history") or []
+            self._send(run, "log the warm start", methodcaller("log_points", warm_start_points(history)))
         self._send_lineage(run)
         self._log_evaluation(run, folders)
         with self._reading(run, "log its files"):
             for path, place in artifacts_of(folders, self._parameters.tracking.sample_trajectories):
                 self._send(run, f"log {path.name}", methodcaller("log_file", path, place))
-
-    def _close_interrupted(self) -> None:
-        for run in list(self._runs):
-            self._send(run, "close the run", methodcaller("close", "KILLED", None))
-        self._runs = {}
 
     @contextmanager
     def _reading(self, run: str, doing: str) -> Iterator[None]:
@@ -547,11 +503,9 @@ class TrackingHooks:
 
 def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:
     """Parameters of one run: its own section, its data and the general ones; no section of another pipeline."""
-    # Sections that describe studies, which no single run needs.
-    sections = () if run.startswith(_STUDY) else type(parameters).model_fields
-    studies = {name for name in sections if name == _STUDY or name.startswith(f"{_STUDY}_")}
-    other_data = set(TASKS) - {run.partition("_")[2]}
-    left_out = {"fresh", "tracking", *studies, *other_data}
+    left_out = {"fresh", "tracking", *(set(TASKS) - {run.partition("_")[2]})}
+    if not run.startswith(_STUDY):  # sections that describe studies, which no single run needs
+        left_out |= {name for name in type(parameters).model_fields if f"{name}_".startswith(f"{_STUDY}_")}
     return {
         name: in_force(_used(name, value)) if isinstance(value, dict) else value
         for name, value in parameters.model_dump(mode="json", exclude=left_out).items()
@@ -583,9 +537,3 @@ def artifacts_of(folders: RunFolders, sample: bool) -> list[tuple[Path, str]]:
             parts = sorted((folders.outputs / kind).glob("*/part-*.parquet"))
             files += [(part, f"{kind}/{part.parent.name}") for part in parts[-1:]]
     return [(path, place) for path, place in files if path.is_file()]
-
-
-def _history(models: Path) -> list[dict[str, Any]]:
-    """History of a run's warm start, or of the SFT of a control; `[]` where none is stored."""
-    manifest = models / "policy" / MANIFEST
-    return read_json(manifest).get("history") or [] if manifest.is_file() else []

@@ -14,15 +14,13 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geo_sokoban_pipeline.hooks.tracked import PromptTable, points_of
+from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.preflight.machine import WANDB_KEY
 from geo_sokoban_pipeline.runs.folders import WANDB_NOTE, WANDB_SENT
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, find_json, write_json
-
-if TYPE_CHECKING:
-    from geo_sokoban_pipeline.parameters import TrackingOptions
 
 # Axis of the charts by prefix of a metric; the first prefix that fits counts.
 _AXES = {"eval/validation/": "policy_version", "warm_start/": "warm_start/step", "": "iteration"}
@@ -102,29 +100,21 @@ class WandbRun:
     def log_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record metrics rows; iterations that have been sent are left out."""
         for row in rows:
-            iteration = int(row["iteration"])
-            if iteration not in self._rows:
+            if (iteration := int(row["iteration"])) not in self._rows:
                 self._log(points_of(row))
                 self._rows.add(iteration)
                 self._remember({"iterations": [iteration]})
 
     def log_points(self, points: Iterable[tuple[str, float, int]]) -> None:
         """Record (metric, value, step); those that have been sent are left out."""
-        new = [point for point in points if (point[0], point[2]) not in self._points]
-        if new:
+        if new := [point for point in points if (point[0], point[2]) not in self._points]:
             self._log(new)
             self._points |= {(name, step) for name, _, step in new}
             self._remember({"points": [[name, step] for name, _, step in new]})
 
     def log_input(self, table: PromptTable) -> None:
         """Record a table of prompts in the run's configuration."""
-        entry = {
-            "context": table.context,
-            "digest": table.digest,
-            "rows": table.rows,
-            "data_id": table.data_id,
-            "source": table.source,
-        }
+        entry = {name: getattr(table, name) for name in ("context", "digest", "rows", "data_id", "source")}
         self._run.config.update({f"inputs.{table.name}": entry}, allow_val_change=True)
 
     def log_table(self, name: str, columns: Mapping[str, list[Any]]) -> None:

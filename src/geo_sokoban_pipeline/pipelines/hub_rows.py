@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from geo_sokoban_pipeline.envs.rows import HubReader, plain_rows
@@ -93,32 +94,28 @@ def _explain(section: str, dataset: str, split: str = "") -> Iterator[None]:
 def hub_reader(section: str) -> HubReader:
     """The reader of the hub for a section of the parameters; a source with `streaming` is not kept in the cache."""
 
-    def names(hub: HubSource) -> Sequence[str]:
-        return hub_splits(hub.dataset, hub.revision, section=section)
-
     def rows(hub: HubSource, split: str) -> RowStream:
         source = HubSplit(hub.dataset, hub.revision, split)
         streaming = bool(getattr(hub, "streaming", False))
         return hub_rows(source, section=section, streaming=streaming, batch_rows=BATCH_ROWS)
 
-    return HubReader(names, rows)
+    return HubReader(partial(_names, section), rows)
+
+
+def _names(section: str, hub: HubSource) -> Sequence[str]:
+    return hub_splits(hub.dataset, hub.revision, section=section)
 
 
 def first_rows_reader(section: str) -> HubReader:
     """The same for a look at the first rows, without fetching a data set as a whole; from the cache without the hub."""
 
-    def names(hub: HubSource) -> Sequence[str]:
-        return hub_splits(hub.dataset, hub.revision, section=section)
-
     def rows(hub: HubSource, split: str) -> Iterable[dict[str, Any]]:
         from huggingface_hub import constants
 
         source = HubSplit(hub.dataset, hub.revision, split)
-        if constants.HF_HUB_OFFLINE:
-            return hub_rows(source, section=section)
-        try:
-            return hub_rows(source, section=section, streaming=True)
-        except SourceUnavailableError:
-            return hub_rows(source, section=section)
+        if not constants.HF_HUB_OFFLINE:
+            with suppress(SourceUnavailableError):
+                return hub_rows(source, section=section, streaming=True)
+        return hub_rows(source, section=section)
 
-    return HubReader(names, rows)
+    return HubReader(partial(_names, section), rows)

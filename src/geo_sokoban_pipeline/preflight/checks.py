@@ -121,16 +121,6 @@ def summarise(table: dict[str, Any]) -> str:
     return f"{text}; first, {first['group']}, {first['name']}: {first['found']}{way_out}"
 
 
-def judge(table: dict[str, Any]) -> None:
-    """Raise if the table has failures.
-
-    Raises:
-        PreflightError: with the summary.
-    """
-    if table["states"]["failure"]:
-        raise PreflightError(summarise(table))
-
-
 def rows_of(table: dict[str, Any]) -> list[tuple[str, ...]]:
     """Cells to print: group (only in its first row), name, state, finding with its way out."""
     rows: list[tuple[str, ...]] = []

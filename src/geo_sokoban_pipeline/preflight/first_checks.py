@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.config.grpo import SourceOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.launcher_env import NUM_GPUS
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.envs.data_identity import SOURCE_FILES
@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.envs.inspection import Check, guard
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.envs.rows import split_slice
 from geo_sokoban_pipeline.hub import fetch_config, find_no_dataset
-from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.parameters import ProjectParameters, source_of
 from geo_sokoban_pipeline.preflight.checks import Subject, is_own
 from geo_sokoban_pipeline.preflight.machine import (
     check_byte_code,
@@ -85,8 +85,7 @@ def check_source(run: str, read: Collection[str], parameters: ProjectParameters,
             has the name in `source.checkpoint`.
         FileNotFoundError, ValueError: the folder holds no supported policy.
     """
-    source: SourceOptions | None = getattr(getattr(parameters, run, None), "source", None)
-    if source is None:
+    if (source := source_of(run, parameters)) is None:
         return
     if not {f"{run}.source_outputs", f"{run}.source_episodes"}.isdisjoint(read):
         store.outputs(source)
@@ -140,7 +139,7 @@ def check_replaced(
         ParameterError: it does.
     """
     options = getattr(parameters, run, None)
-    source: SourceOptions | None = getattr(options, "source", None)
+    source = source_of(run, parameters)
     named: dict[str, str | None] = {}
     if source is not None and f"{source.run}/{source.run_id}" == folders.name:
         raise ParameterError(

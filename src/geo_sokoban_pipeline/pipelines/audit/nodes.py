@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.study import AuditOptions
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.runs.folders import RunFolders, SourceError
+from geo_sokoban_pipeline.envs.inspection import TABLES
+from geo_sokoban_pipeline.preflight.stored import missing_checkpoints
+from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.provenance import suggest_command
+from geo_sokoban_pipeline.runs.storage import find_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
     import pyarrow as pa
 
     from geo_sokoban_pipeline.datasets.iterations import Checkpoint
-    from geo_sokoban_pipeline.evaluation.audit import AuditCheck
-    from geo_sokoban_pipeline.runs.folders import RunStore
-    from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 
     Parts = Mapping[str, Callable[[], pa.Table]]
     Rows = Sequence[Mapping[str, Any]]
@@ -51,6 +51,7 @@ def audit_stored(
     """
     from geo_sokoban_pipeline.evaluation.audit import (
         RunRules,
+        as_record,
         audit_edits,
         audit_entries,
         audit_splits,
@@ -59,7 +60,6 @@ def audit_stored(
         print_audit,
     )
     from geo_sokoban_pipeline.policies.policy import load_encoding
-    from geo_sokoban_pipeline.preflight.stored import missing_checkpoints
     from geo_sokoban_pipeline.training.audit_scores import audit_scores
     from geo_sokoban_pipeline.training.runtime import collector_paused, freeze_survivors
     from geo_sokoban_pipeline.trajectories.parquet import partition
@@ -93,7 +93,7 @@ def audit_stored(
         {folder.parent.parent.name: folder for folder in (folders.models, folders.outputs, folders.reports)},
     )
     print_audit(f"Audit of {run}, run id {run_id}", checks)
-    return {**_record(run, run_id, checks), "iterations": newest["iteration"] + 1}
+    return {"run": run, "run_id": run_id, **as_record(checks), "iterations": newest["iteration"] + 1}
 
 
 def audit_training(
@@ -112,6 +112,7 @@ def audit_training(
     """The short audit at the end of a training: no model, no files, a sample of the episodes; findings are warnings."""
     from geo_sokoban_pipeline.evaluation.audit import (
         RunRules,
+        as_record,
         audit_entries,
         audit_splits,
         entries_of_run,
@@ -129,7 +130,7 @@ def audit_training(
     checks = audit_entries(entries, load_encoding(policy.path), rules, limit=_WITH_TRAINING)
     checks += audit_splits(splits, rules, shared=_shares(data_report))
     warn_of_findings(checks)
-    return _record(run, run_id, checks)
+    return {"run": run, "run_id": run_id, **as_record(checks)}
 
 
 def judge_stored(audit: dict[str, Any]) -> None:
@@ -145,24 +146,14 @@ def judge_stored(audit: dict[str, Any]) -> None:
     logger.info("%s/%s: no findings", audit["run"], audit["run_id"])
 
 
-def _record(run: str, run_id: str, checks: Sequence[AuditCheck]) -> dict[str, Any]:
-    from geo_sokoban_pipeline.evaluation.audit import as_record
-
-    return {"run": run, "run_id": run_id, **as_record(checks)}
-
-
 def _read_splits(runs: RunStore, run: str, run_id: str, task: str) -> tuple[dict[str, Rows | None], bool]:
     """Prompts of the run's own data, whatever the settings are by now, and whether its report names shared ones."""
     from geo_sokoban_pipeline.datasets.tables import FrameDataset
-    from geo_sokoban_pipeline.envs.inspection import TABLES
-    from geo_sokoban_pipeline.runs.storage import find_json
 
-    note = runs.data_note(SourceOptions(run=run, run_id=run_id)) or {}
-    data_id = note.get("id", "")
+    data_id = (runs.data_note(SourceOptions(run=run, run_id=run_id)) or {}).get("id", "")
 
     def read(path: Path) -> Rows | None:
-        rows: Rows | None = FrameDataset(path=str(path)).load().to_dict("records") if path.is_file() else None
-        return rows
+        return list(FrameDataset(path=str(path)).load().to_dict("records")) if path.is_file() else None
 
     tables = runs.root / "05_model_input" / task / data_id
     report = find_json(runs.root / "02_intermediate" / task / data_id / "data_report.json")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geo_sokoban_pipeline.config.base import StrictModel
 from geo_sokoban_pipeline.console import print_table, refuse
+from geo_sokoban_pipeline.envs.inspection import Check, guard
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.pipelines.hub_rows import first_rows_reader
-
-if TYPE_CHECKING:
-    from geo_sokoban_pipeline.envs.inspection import Check
-    from geo_sokoban_pipeline.preflight.checks import Subject
-    from geo_sokoban_pipeline.preflight.flight import Findings
-    from geo_sokoban_pipeline.runs.folders import RunStore
+from geo_sokoban_pipeline.preflight.checks import PreflightError, Subject, as_table, rows_of, summarise
+from geo_sokoban_pipeline.preflight.stored import read_stored
+from geo_sokoban_pipeline.runs.folders import RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +29,17 @@ def check_run(
         data: section `<task>`.
         sections: `tracking`, `train_<task>` and `check_<task>`.
     """
-    from geo_sokoban_pipeline.envs.inspection import Check, guard
-    from geo_sokoban_pipeline.preflight.checks import Subject, as_table, rows_of
     from geo_sokoban_pipeline.preflight.flight import inspect_run
-    from geo_sokoban_pipeline.preflight.resources import has_weights
+    from geo_sokoban_pipeline.preflight.resources import describe_timing, has_weights, time_iteration
+
+    def time() -> list[Check]:
+        return describe_timing(
+            time_iteration(subject, findings.rows, findings.model),
+            subject.options,
+            validation=findings.validation,
+            evaluation=findings.evaluation,
+            done=read_stored(subject).iterations,
+        )
 
     parameters = ProjectParameters.model_validate(
         {"run_id": run_id, "fresh": fresh, "seed": seed, task: data, **sections}
@@ -50,7 +55,7 @@ def check_run(
         checks.append(Check("timed", "iteration", "skipped", "the policy's weights are not here yet; see model, files"))
     else:
         logger.info("timing one iteration at the real sizes")
-        checks += guard("timed", "iteration", lambda: _time(subject, findings))
+        checks += guard("timed", "iteration", time)
     table = as_table(subject, checks)
     title = f"Pre-flight of {subject.run}, run id {subject.parameters.run_id}"
     print_table(title, ("", "check", "state", "found"), rows_of(table), _COLOURS)
@@ -59,23 +64,6 @@ def check_run(
 
 def judge_table(table: dict[str, Any]) -> None:
     """Log the result; a failure ends the command with exit code 1."""
-    from geo_sokoban_pipeline.preflight.checks import PreflightError, judge, summarise
-
-    try:
-        judge(table)
-    except PreflightError as error:
-        refuse(error)
+    if table["states"]["failure"]:
+        refuse(PreflightError(summarise(table)))
     logger.info("%s", summarise(table))
-
-
-def _time(subject: Subject, findings: Findings) -> list[Check]:
-    from geo_sokoban_pipeline.preflight.resources import describe_timing, time_iteration
-    from geo_sokoban_pipeline.preflight.stored import read_stored
-
-    return describe_timing(
-        time_iteration(subject, findings.rows, findings.model),
-        subject.options,
-        validation=findings.validation,
-        evaluation=findings.evaluation,
-        done=read_stored(subject).iterations,
-    )

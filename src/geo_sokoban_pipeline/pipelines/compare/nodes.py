@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geo_sokoban_pipeline.config.base import split_runs
+from geo_sokoban_pipeline.config.grpo import SourceOptions
+from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, committed_iteration
+from geo_sokoban_pipeline.runs.provenance import summarise_commands
 from geo_sokoban_pipeline.tasks import DEFAULT
-
-if TYPE_CHECKING:
-    from geo_sokoban_pipeline.reporting.comparison import ComparedRun
-    from geo_sokoban_pipeline.runs.folders import RunStore
 
 
 def compare_runs(runs: RunStore, names: Any) -> str:
@@ -22,28 +21,25 @@ def compare_runs(runs: RunStore, names: Any) -> str:
     Raises:
         SourceError: fewer than two are named, or one is not stored; the message lists those that are.
     """
-    from geo_sokoban_pipeline.reporting.comparison import build_comparison
-
-    found = runs.find_runs(split_runs(names), f"train_{DEFAULT}")
-    return build_comparison([_read(runs, run, run_id) for run, run_id in found])
-
-
-def _read(runs: RunStore, run: str, run_id: str) -> ComparedRun:
-    from geo_sokoban_pipeline.config.grpo import SourceOptions
-    from geo_sokoban_pipeline.reporting.comparison import ComparedRun
-    from geo_sokoban_pipeline.runs.folders import RunFolders, committed_iteration
-    from geo_sokoban_pipeline.runs.provenance import summarise_commands
+    from geo_sokoban_pipeline.reporting.comparison import ComparedRun, build_comparison
     from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
-    source = SourceOptions(run=run, run_id=run_id)
-    files = runs.held_out_files(source)
-    newest = committed_iteration(RunFolders.of(runs.root, run, run_id).models)
-    return ComparedRun(
-        run=run,
-        run_id=run_id,
-        metrics=[row for row in runs.metrics(source) if newest is None or row["iteration"] <= newest],
-        summary=runs.evaluation(source),
-        settings=runs.settings(source),
-        time=summarise_commands(runs.commands(source)),
-        held_out={name: partial(read_trajectories, path) for name, path in files.items()},
-    )
+    found = []
+    for run, run_id in runs.find_runs(split_runs(names), f"train_{DEFAULT}"):
+        source, newest = (
+            SourceOptions(run=run, run_id=run_id),
+            committed_iteration(RunFolders.of(runs.root, run, run_id).models),
+        )
+        files = runs.held_out_files(source)
+        found.append(
+            ComparedRun(
+                run=run,
+                run_id=run_id,
+                metrics=[row for row in runs.metrics(source) if newest is None or row["iteration"] <= newest],
+                summary=runs.evaluation(source),
+                settings=runs.settings(source),
+                time=summarise_commands(runs.commands(source)),
+                held_out={name: partial(read_trajectories, path) for name, path in files.items()},
+            )
+        )
+    return build_comparison(found)

@@ -10,15 +10,16 @@ from geo_sokoban_pipeline.pipelines.options import typed
 
 def create_pipeline() -> Pipeline:
     """The pipeline, in the namespace `compare`."""
-    node = Node(
-        typed(nodes.compare_runs),
-        inputs=["runs", "params:runs"],
-        outputs="report",
-        name="compare_runs",
-        tags=["report"],
-    )
     return Pipeline(
-        [node],
+        [
+            Node(
+                typed(nodes.compare_runs),
+                inputs=["runs", "params:runs"],
+                outputs="report",
+                name="compare_runs",
+                tags=["report"],
+            )
+        ],
         namespace="compare",
         inputs={"runs": "runs"},
         parameters={"params:runs": "params:runs"},

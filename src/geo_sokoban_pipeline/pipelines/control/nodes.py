@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
@@ -16,8 +17,6 @@ from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
 
 logger = logging.getLogger(__name__)
@@ -46,9 +45,11 @@ def plan_control(
     )
 
     start, (metrics, complete), rows = began(), trained(), read_rows(prompts)
-    settings = warm_start_parameters(options, seed, data_parameters(identity))
-    held_out = hash_rows(read_rows(validation_prompts))
-    wanted = {**settings, "input.prompts": hash_rows(rows), "input.validation_prompts": held_out}
+    wanted = {
+        **warm_start_parameters(options, seed, data_parameters(identity)),
+        "input.prompts": hash_rows(rows),
+        "input.validation_prompts": hash_rows(read_rows(validation_prompts)),
+    }
     check_source(start, metrics, options.loop.iterations, complete=complete, wanted=wanted)
     drawn = _prompts(episodes, control, rows, task_of(options.task))
     fingerprint = {

@@ -15,7 +15,7 @@ def create_pipeline(task: str) -> Pipeline:
     """The control of a task, in the namespace `control_<task>`; it takes its settings from `train_<task>`."""
     run = f"control_{task}"
     models: dict[str, type[BaseModel]] = {"control": ControlOptions, "options": task_of(task).train_config}
-    template = Pipeline(
+    return Pipeline(
         [
             Node(
                 typed(nodes.plan_control, **models),
@@ -59,10 +59,7 @@ def create_pipeline(task: str) -> Pipeline:
                 name="evaluate_control",
                 tags=["evaluation", "gpu"],
             ),
-        ]
-    )
-    return Pipeline(
-        template,
+        ],
         namespace=run,
         inputs={name: f"{task}.{name}" for name in ("prompts", "validation_prompts", "eval_prompts", "identity")}
         | {name: f"{run}.{name}" for name in ("policy_state", "budget_state")}

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from geo_sokoban_pipeline.config.grpo import (
@@ -24,21 +25,20 @@ from geo_sokoban_pipeline.config.grpo import (
     UpdatePipelineOptions,
 )
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
 from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
-from geo_sokoban_pipeline.runs.folders import SourceError, iteration_of
+from geo_sokoban_pipeline.runs.folders import RunStore, SourceError, iteration_of
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.provenance import read_versions, summarise_commands
 from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind
+from geo_sokoban_pipeline.tasks import task_of, task_or_plain
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
     import pyarrow as pa
-
-    from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -179,9 +179,7 @@ def evaluate_stored(
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
-    from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.runs.folders import RunStore
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import servers_alone
 
@@ -219,7 +217,6 @@ def regrade_stored(
     """
     from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key, regrade_episodes
     from geo_sokoban_pipeline.policies.policy import load_encoding
-    from geo_sokoban_pipeline.tasks import task_of
     from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.schema import read_context
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
@@ -253,11 +250,9 @@ def export_episodes(
 
     if options.push is not None:
         _explain_upload(partial(check_upload, options.push))
-    source = options.source
+    source, files = options.source, stored()
     name = f"{source.run}/{source.run_id}"
     about = {"run": name, **read_versions()}
-    files = stored()
-    outputs = files[0].parents[2]
     inside = [file for file in files if is_included(options, iteration_of(file.parent.name) or 0)]
     whole(inside, "the table tokens", tokens="tokens" in options.tables)
     whole(inside, "the table pairs", groups="pairs" in options.tables)
@@ -269,7 +264,7 @@ def export_episodes(
         logs: dict[str, int] = {}
         for kind, split in SPLITS.items():
             if split in options.inspect:
-                chosen = inside if split == "train" else trajectory_files(outputs / kind)
+                chosen = inside if split == "train" else trajectory_files(files[0].parents[2] / kind)
                 logs |= write_logs(chosen, folder / FOLDER, name, about)
         return {"source": source.model_dump(), "rows": counts.rows, "inspect": logs}
 
@@ -305,7 +300,6 @@ def report_stored(root: Callable[[], Path], options: ReportPipelineOptions) -> s
     from geo_sokoban_pipeline.evaluation.audit import audit_edits, warn_of_findings
     from geo_sokoban_pipeline.reporting.live import read_report_inputs
     from geo_sokoban_pipeline.reporting.report import build_report
-    from geo_sokoban_pipeline.runs.folders import RunStore
 
     warn_of_findings(audit_edits(RunStore(root()).outputs(options.source), contract=True))
     return build_report(read_report_inputs(root(), options.source))
@@ -341,8 +335,6 @@ def score_stored(
     """Score the sampled tokens of the chosen episodes under a policy; one yield a trajectory file."""
     from geo_sokoban_pipeline.evaluation.audit import spread
     from geo_sokoban_pipeline.policies.policy import load_as
-    from geo_sokoban_pipeline.runs.folders import RunStore
-    from geo_sokoban_pipeline.tasks import task_of, task_or_plain
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.token_scoring import ScoringRequest, map_occlusion, score_tokens
     from geo_sokoban_pipeline.trajectories.index import find_episodes, read_index
@@ -432,19 +424,20 @@ def report_evaluation(
     from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
 
     run = f"evaluate_{settings.task}"
-    inputs = ReportInputs(
-        task=settings.task,
-        run=run,
-        run_id=run_id,
-        metrics=[],
-        summary=summary,
-        held_out=played,
-        parameters={
-            "seed": seed,
-            run: options.model_dump(mode="json"),
-            f"train_{settings.task}": settings.model_dump(mode="json"),
-        },
-        versions=read_versions(),
-        time=summarise_commands(commands or ()),
+    return build_report(
+        ReportInputs(
+            task=settings.task,
+            run=run,
+            run_id=run_id,
+            metrics=[],
+            summary=summary,
+            held_out=played,
+            parameters={
+                "seed": seed,
+                run: options.model_dump(mode="json"),
+                f"train_{settings.task}": settings.model_dump(mode="json"),
+            },
+            versions=read_versions(),
+            time=summarise_commands(commands or ()),
+        )
     )
-    return build_report(inputs)

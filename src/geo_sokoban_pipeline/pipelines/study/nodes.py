@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geo_sokoban_pipeline.config.base import ParameterError, StrictModel
 from geo_sokoban_pipeline.config.study import StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.parameters import TrackingOptions
+from geo_sokoban_pipeline.processes import count_cores
+from geo_sokoban_pipeline.runs.lock import RunLock, RunLockedError
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError
+from geo_sokoban_pipeline.studies.plan import Command, StudyRun, plan_members
+from geo_sokoban_pipeline.studies.run import StudyError, StudyFolder, run_members
 from geo_sokoban_pipeline.tasks import task_of
-
-if TYPE_CHECKING:
-    from geo_sokoban_pipeline.studies.plan import Command, StudyRun
-    from geo_sokoban_pipeline.studies.run import StudyFolder
 
 logger = logging.getLogger(__name__)
 
@@ -51,18 +52,21 @@ def plan_study(
         sections: `study_<name>` of each of them; `train_<task>` and, as plain values, `<task>` of every task, because a
             study may be of any.
     """
-    from geo_sokoban_pipeline.processes import count_cores
     from geo_sokoban_pipeline.reporting.study_docs import MarkerError, check_docs
-    from geo_sokoban_pipeline.studies.plan import plan_members
-    from geo_sokoban_pipeline.studies.run import StudyFolder
 
-    name = _choose(options, studies)
+    name = studies[0] if options.name == "default" else options.name
+    if name not in studies:
+        refuse(ParameterError(f"study.name={name}: this pipeline has the studies {', '.join(studies)}."))
     definition = sections[f"study_{name}"]
     assert isinstance(definition, StudyDefinition)
     task = task_of(definition.task)
     docs = None if options.docs is None else command.project / options.docs
     try:
-        _check_project(command.project)
+        if not (command.project / "pyproject.toml").is_file():  # an installed package alone is not enough
+            raise FileNotFoundError(
+                f"A study starts `kedro run` commands of its own, but {command.project} is no project folder: it has "
+                "no pyproject.toml. Run it in a checkout of the project."
+            )
         used = {task.run: sections[task.run], task.name: sections[task.name], "tracking": tracking}
         # The given values, without defaults: they stand in the files of the study's commands.
         base = {
@@ -80,33 +84,8 @@ def plan_study(
     return StudyPlan(name, options, definition, members, StudyFolder.of(command.data_root, name), docs)
 
 
-def _choose(options: StudyOptions, studies: Sequence[str]) -> str:
-    """Name of the study.
-
-    Raises:
-        ParameterError: this pipeline has no such study.
-    """
-    name = studies[0] if options.name == "default" else options.name
-    if name not in studies:
-        refuse(ParameterError(f"study.name={name}: this pipeline has the studies {', '.join(studies)}."))
-    return name
-
-
-def _check_project(project: Path) -> None:
-    """See that `kedro run` works in this folder; an installed package alone is not enough."""
-    if not (project / "pyproject.toml").is_file():
-        raise FileNotFoundError(
-            f"A study starts `kedro run` commands of its own, but {project} is no project folder: it has no "
-            "pyproject.toml. Run it in a checkout of the project."
-        )
-
-
 def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
     """The plan, once all its members are finished."""
-    from geo_sokoban_pipeline.runs.lock import RunLock, RunLockedError
-    from geo_sokoban_pipeline.runs.storage import CorruptFolderError
-    from geo_sokoban_pipeline.studies.run import StudyError, run_members
-
     try:
         # Records and logs go by the study's name: the same study under another run id would share them.
         with closing(RunLock(plan.folder.path, way_out=".")):

@@ -24,7 +24,7 @@ def create_pipeline(task: Task) -> Pipeline:
     taken = {"options": "study", "tracking": "tracking", **{name: name for name in sections}}  # section by argument
     # No models for `<task>`: they would become models for all nodes, and data steps and notebooks take plain values.
     models = {argument: None if section in TASKS else section_model(section) for argument, section in taken.items()}
-    template = Pipeline(
+    return Pipeline(
         [
             Node(
                 typed(plan, **models),
@@ -43,10 +43,7 @@ def create_pipeline(task: Task) -> Pipeline:
             Node(
                 typed(nodes.write_docs), inputs=["plan", "results"], outputs="docs", name="write_docs", tags=["report"]
             ),
-        ]
-    )
-    return Pipeline(
-        template,
+        ],
         namespace=f"study_{task.name}",
         inputs={"command": "command"},
         parameters={f"params:{name}": f"params:{name}" for name in ("fresh", *taken.values())},

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline import formats
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import EvaluationOptions, TrainOptions
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows
 from geo_sokoban_pipeline.runs.fingerprint import hash_files
+from geo_sokoban_pipeline.runs.folders import START, best_iteration
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, link_policy
 from geo_sokoban_pipeline.runs.provenance import read_versions, summarise_commands
 from geo_sokoban_pipeline.tasks import task_of
@@ -34,15 +36,13 @@ def select_policy(
     Raises:
         ParameterError: the best checkpoint is not stored.
     """
-    from geo_sokoban_pipeline.runs.folders import START, best_iteration
     from geo_sokoban_pipeline.training.checkpoint import better_choice
 
     newest = checkpoints[max(checkpoints)]
     entries = {"started_from": hash_files(start.manifest["files"])}
     number = int(newest["iteration"])
     if options.checkpoint == "best":
-        best = best_iteration(newest["manifest"])
-        if best is None:
+        if (best := best_iteration(newest["manifest"])) is None:
             logger.warning("evaluation.checkpoint=best: no saved policy was validated, so the newest one is taken")
         number = number if best is None else best
     if number == START:
@@ -62,13 +62,12 @@ def select_policy(
             )
         )
     logger.info("final policy: checkpoint of iteration %d", number)
-    better = better_choice(newest["manifest"], number, task_of(task))
-    if better is not None:
+    if (better := better_choice(newest["manifest"], number, task_of(task))) is not None:
         logger.warning(better)
+        entries["better"] = better
     chosen = checkpoints[name]
-    folder = PolicyFolder(chosen["dir"], chosen["manifest"])
     kept = {name: chosen["manifest"][name] for name in ("iteration", "policy_version", "sampler")}
-    return link_policy(folder.path, {**kept, **entries, **({"better": better} if better else {})})
+    return link_policy(chosen["dir"], {**kept, **entries})
 
 
 def evaluate_policies(
@@ -82,12 +81,11 @@ def evaluate_policies(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Policy before GRPO, final policy and baselines on the evaluation prompts."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
-    from geo_sokoban_pipeline.formats import START
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import servers_alone
 
     prepare_process(options.threads)
-    policies = {"warm_start" if options.warm_start.steps else START: policy, "final": final_policy}
+    policies = {"warm_start" if options.warm_start.steps else formats.START: policy, "final": final_policy}
     training = read_rows(prompts)
     run, held_out = f"train_{options.task}", read_rows(eval_prompts)
     with servers_alone(options) as (fitting, launcher):
@@ -119,8 +117,7 @@ def write_report(
     from geo_sokoban_pipeline.reporting.episodes import read_token_texts
     from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
 
-    run = f"train_{options.task}"
-    shown = (browsed or {}).get("runs", ())
+    run, shown = f"train_{options.task}", (browsed or {}).get("runs", ())
     inputs = ReportInputs(
         task=options.task,
         run=run,

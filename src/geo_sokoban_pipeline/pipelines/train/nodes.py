@@ -12,6 +12,7 @@ from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.console import refuse, track
+from geo_sokoban_pipeline.envs.base import describe_expert
 from geo_sokoban_pipeline.runs.fingerprint import (
     check_fingerprint,
     hash_files,
@@ -30,9 +31,9 @@ logger = logging.getLogger(__name__)
 def prepare_policy(state: PolicyFolder | None, options: PolicyOptions, seed: int) -> PolicyFolder | FolderWriter:
     """The policy to start from: the stored one where its parameters are the same, else built, linked or fetched."""
     wanted = policy_parameters(options, seed)
-    stored = _stored("the starting policy", state, wanted)
-    if stored is not None:
-        return stored
+    if state is not None:
+        check_fingerprint("the starting policy", state.manifest["fingerprint"], wanted)
+        return state
     with track("prepare the policy, steps", 2, keep=False) as progress:
         from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 
@@ -63,15 +64,19 @@ def warm_start(
         "input.validation_prompts": hash_rows(held_out),
         "input.base_policy": hash_files(base.manifest["files"]),
     }
-    stored = _stored("the warm start", state, wanted)
-    if stored is not None:
-        yield stored
+    if state is not None:
+        check_fingerprint("the warm start", state.manifest["fingerprint"], wanted)
+        yield state
         return
-    _look_at_prompts(rows, options, seed)
+    from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts
+
+    try:
+        look_at_prompts(rows, options, seed)
+    except ParameterError as error:
+        refuse(error)
     if options.warm_start.steps == 0:
         yield link_policy(base.path, {"fingerprint": wanted, "history": []})
         return
-    from geo_sokoban_pipeline.envs.base import describe_expert
     from geo_sokoban_pipeline.training.backends.base import DivergedError
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
     from geo_sokoban_pipeline.training.runtime import prepare_process
@@ -148,21 +153,4 @@ def data_parameters(identity: dict[str, Any]) -> dict[str, Any]:
 
 def read_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows of a prompts frame as plain values."""
-    rows: list[dict[str, Any]] = frame.to_dict("records")
-    return rows
-
-
-def _look_at_prompts(rows: list[dict[str, Any]], options: TrainOptions, seed: int) -> None:
-    from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts
-
-    try:
-        look_at_prompts(rows, options, seed)
-    except ParameterError as error:
-        refuse(error)
-
-
-def _stored(what: str, state: PolicyFolder | None, wanted: dict[str, Any]) -> PolicyFolder | None:
-    """The stored policy if it was made with the wanted fingerprint, None if there is none."""
-    if state is not None:
-        check_fingerprint(what, state.manifest["fingerprint"], wanted)
-    return state
+    return list(frame.to_dict("records"))

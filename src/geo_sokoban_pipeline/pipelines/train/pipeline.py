@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kedro.pipeline import Node, Pipeline
+from kedro.pipeline.preview_contract import MermaidPreview
 
 from geo_sokoban_pipeline.pipelines.audit.nodes import audit_training
 from geo_sokoban_pipeline.pipelines.options import typed
@@ -29,7 +30,8 @@ _LOOP = """graph TD
 def create_pipeline(task: str) -> Pipeline:
     """The training pipeline of a task, in the namespace `train_<task>`; the task's data pipeline comes before it."""
     run, model = f"train_{task}", task_of(task).train_config
-    template = Pipeline(
+    shared = ("prompts", "validation_prompts", "eval_prompts", "data_report", "identity")
+    return Pipeline(
         [
             Node(
                 typed(nodes.prepare_policy),
@@ -111,11 +113,7 @@ def create_pipeline(task: str) -> Pipeline:
                 name="write_report",
                 tags=["report"],
             ),
-        ]
-    )
-    shared = ("prompts", "validation_prompts", "eval_prompts", "data_report", "identity")
-    return Pipeline(
-        template,
+        ],
         namespace=run,
         inputs={"browsed": f"browse_{task}.browsed", "audited": f"audit_{task}.audited"}
         | {name: f"{task}.{name}" for name in shared}
@@ -136,6 +134,4 @@ def create_pipeline(task: str) -> Pipeline:
 
 def draw_loop() -> Any:
     """Mermaid preview of one iteration, which kedro-viz shows at its node."""
-    from kedro.pipeline.preview_contract import MermaidPreview
-
     return MermaidPreview(content=_LOOP)
