@@ -165,11 +165,10 @@ def runs(context: click.Context, data_root: Path) -> None:
     context.obj = data_root.expanduser()
     if context.invoked_subcommand is not None:
         return
-    states = [read_state(folders) for folders in find_all_runs(context.obj)]
     rows = [
         (*state.name.split("/"), "" if state.iterations is None else str(state.iterations), size(state.size),
          state.state, state.note)
-        for state in states
+        for state in map(read_state, find_all_runs(context.obj))
     ]  # fmt: skip
     colours = {"finished": "green", "running": "cyan", "damaged": "bold red"}
     print_table(f"Runs in {context.obj}", ("pipeline", "run id", "iterations", "size", "state", "note"), rows, colours)
@@ -201,7 +200,8 @@ def remove(root: Path, names: tuple[str, ...], everything: bool, yes: bool) -> N
     with ExitStack() as locks:
         for folders in chosen:
             locks.enter_context(_locked(folders))
-        doomed = _own_entries(root) if everything else []
+        entries = [entry for pattern in _OWN for entry in sorted(root.glob(pattern))] if everything else []
+        doomed = [entry for entry in entries if not entry.is_dir() or any(_doomed_files(entry))]
         if not chosen and not doomed:
             click.echo(f"Nothing is stored in {root}.")
             return
@@ -265,12 +265,6 @@ _OWN = (
     *("01_raw", "02_intermediate", "03_primary", "04_feature", "05_model_input"),
     *("06_models", "07_model_output", "08_reporting", "studies", "servers", "wandb", "mlartifacts", "mlflow.db*"),
 )
-
-
-def _own_entries(root: Path) -> list[Path]:
-    """Entries of a data root that the pipelines have written."""
-    found = (entry for pattern in _OWN for entry in sorted(root.glob(pattern)))
-    return [entry for entry in found if not entry.is_dir() or any(_doomed_files(entry))]
 
 
 def _doomed_files(folder: Path) -> list[Path]:

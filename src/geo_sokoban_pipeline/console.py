@@ -33,6 +33,15 @@ def refuse(error: Exception) -> NoReturn:
     raise click.ClickException(str(error)) from error
 
 
+@contextmanager
+def refusing(*errors: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds in the `with` block stop the command, as `refuse` says."""
+    try:
+        yield
+    except errors as error:
+        refuse(error)
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], colours: Mapping[str, str]) -> None:
     """Print a table on standard output: as wide as the terminal, or 160 characters where there is none.
 
@@ -71,20 +80,17 @@ def enrich_logging() -> None:
         )
 
 
-class _Brevity(logging.Filter):
-    """Drops log lines of libraries that need no action, and shortens long ones."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is shown; it may have been shortened."""
-        text = str(record.msg)
-        if text.startswith(("Running node:", "Node %s failed")) and record.args:
-            # Name, function, inputs and outputs: the name says all. The error itself is what the command ends with.
-            node = str(next(iter(record.args))).partition(":")[0]
-            record.msg, record.args = text.partition("%s")[0] + node, ()
-            if text.startswith("Node"):
-                record.msg += " failed"
-                return not isinstance(sys.exc_info()[1], click.ClickException)
-        return not text.startswith(_UNSAID.get(record.name, ()))
+def _shorten(record: logging.LogRecord) -> bool:
+    """Whether a log line of a library is shown: those that need no action are not, and long ones are shortened."""
+    text = str(record.msg)
+    if text.startswith(("Running node:", "Node %s failed")) and record.args:
+        # Name, function, inputs and outputs: the name says all. The error itself is what the command ends with.
+        node = str(next(iter(record.args))).partition(":")[0]
+        record.msg, record.args = text.partition("%s")[0] + node, ()
+        if text.startswith("Node"):
+            record.msg += " failed"
+            return not isinstance(sys.exc_info()[1], click.ClickException)
+    return not text.startswith(_UNSAID.get(record.name, ()))
 
 
 _RUNNER = (
@@ -104,9 +110,7 @@ _UNSAID = {
 def quieten_libraries() -> None:
     """Shorten what Kedro and the hub's client log; a second call changes nothing."""
     for name in _UNSAID:
-        logger = logging.getLogger(name)
-        if not any(isinstance(known, _Brevity) for known in logger.filters):
-            logger.addFilter(_Brevity())
+        logging.getLogger(name).addFilter(_shorten)
 
 
 class Progress:
@@ -117,9 +121,7 @@ class Progress:
     """
 
     def __init__(self, description: str, total: int, done: int = 0) -> None:
-        self.description = description
-        self.total = total
-        self.done = done
+        self.description, self.total, self.done = description, total, done
         self._began = self._line = time.monotonic()
         # The pace is measured from the end of the first unit on, which includes loading and warming up.
         self._first: tuple[float, int] | None = None
@@ -175,35 +177,30 @@ def track(description: str, total: int, done: int = 0, *, keep: bool = True) -> 
     if not on_terminal():
         yield Progress(description, total, done)
         return
-    outer = _display.get()
-    if outer is not None:
+    if (outer := _display.get()) is not None:
         bar = _Bar(description, total, done, outer)
         try:
             yield bar
         finally:
             outer.remove_task(bar.line)
         return
-    display = _open_display(transient=not keep)
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    display = RichProgress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        transient=not keep,
+    )
     token = _display.set(display)
     try:
         with display:
             yield _Bar(description, total, done, display)
     finally:
         _display.reset(token)
-
-
-def _open_display(*, transient: bool) -> RichProgress:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
-
-    return RichProgress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        transient=transient,
-    )
 
 
 def _clock(seconds: float) -> str:

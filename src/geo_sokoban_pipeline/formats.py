@@ -130,8 +130,7 @@ START = "start"  # the first policy of a run without a warm start
 
 def describe_policy(summary: Mapping[str, Any], name: str) -> str:
     """An evaluated policy: `after 3 iterations, content 1f0c2a9b4d6e`; a dash where the summary does not say."""
-    found = (summary.get("checkpoints") or {}).get(name)
-    if found is None:
+    if (found := (summary.get("checkpoints") or {}).get(name)) is None:
         return DASH
     iteration, content = found.get("iteration"), f"content {found['hash'][:12]}"
     return content if iteration is None else f"after {plural(iteration + 1, 'iteration')}, {content}"
@@ -146,8 +145,7 @@ def find_stale(summary: Mapping[str, Any], stored: int) -> str | None:
     Returns:
         None where it is the newest one, or where nothing was evaluated.
     """
-    names = summary.get("policies") or []
-    if not names or not stored:
+    if not (names := summary.get("policies") or []) or not stored:
         return None
     iteration = (summary.get("checkpoints") or {}).get(names[-1], {}).get("iteration")
     if iteration is None:
@@ -168,19 +166,15 @@ Row = dict[str, Any]
 
 def find_row(summary: Mapping[str, Any], policy: str, mode: str) -> Row | None:
     """Row of a policy in a mode, if it was evaluated on any episode."""
-    for row in summary.get("rows") or []:
-        if row.get("policy") == policy and row.get("mode") == mode and row.get("solve_rate") is not None:
-            found: Row = row
-            return found
-    return None
+    rows = (row for row in summary.get("rows") or [] if row.get("policy") == policy and row.get("mode") == mode)
+    return next((row for row in rows if row.get("solve_rate") is not None), None)
 
 
 def find_baseline(summary: Mapping[str, Any], name: str) -> Row | None:
     """Row of a baseline; the name of the expert's row begins with `teacher` and ends with the kind of expert."""
-    exact = find_row(summary, name, "-")
-    if exact is not None or name != "teacher":
+    if (exact := find_row(summary, name, "-")) is not None or name != "teacher":
         return exact
-    names = [str(row.get("policy")) for row in summary.get("rows") or []]
+    names = (str(row.get("policy")) for row in summary.get("rows") or [])
     return next((find_row(summary, one, "-") for one in names if one.startswith("teacher")), None)
 
 

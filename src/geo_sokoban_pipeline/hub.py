@@ -6,7 +6,7 @@ Where there is no network, no token or no access, the error names the setting an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PATIENCE = 10.0  # seconds for a request that only looks
@@ -46,10 +46,9 @@ def find_cached(name: str, revision: str | None) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    try:
+    with suppress(LocalEntryNotFoundError, HFValidationError):
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES), local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
-        return None
+    return None
 
 
 def find_no_dataset(name: str, revision: str | None) -> str | None:

@@ -43,8 +43,7 @@ def without_login(uri: str) -> str:
 
 def _mask_variables(word: str) -> str:
     """The word with stars for the values of `environment.NAME=value` and `environment: {NAME: value}`."""
-    found = _VARIABLE.search(word)
-    if found is None:
+    if (found := _VARIABLE.search(word)) is None:
         return word
     head, rest = word[: found.end()], word[found.end() :]
     following = _NEXT_PARAMETER.search(rest)

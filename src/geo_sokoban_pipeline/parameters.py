@@ -6,7 +6,7 @@ from the registered tasks: `<task>`, `<kind>_<task>`, and `study_<name>` of thei
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, create_model, model_validator
 
@@ -147,5 +147,4 @@ def section_model(name: str) -> type[Any]:
 
 def source_of(run: str, parameters: ProjectParameters) -> SourceOptions | None:
     """The stored run that a pipeline works on; None: it takes none."""
-    source: SourceOptions | None = getattr(getattr(parameters, run, None), "source", None)
-    return source
+    return cast("SourceOptions | None", getattr(getattr(parameters, run, None), "source", None))

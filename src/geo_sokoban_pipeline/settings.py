@@ -15,7 +15,6 @@ from geo_sokoban_pipeline.hooks import (
     CommandHooks,
     CommandLineHooks,
     HistoryHooks,
-    LibraryHooks,
     LiveReportHooks,
     ParameterHooks,
     RunHooks,
@@ -58,7 +57,6 @@ HOOKS = (
     TrackingHooks(),
     LiveReportHooks(),
     CommandHooks(),
-    LibraryHooks(),
     *load_extra_hooks(os.environ.get(EXTRA_HOOKS, "")),
 )
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-telemetry",)

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.envs.inspection import Check, guard
+from geo_sokoban_pipeline.pipelines.check.nodes import judge_table
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
-from geo_sokoban_pipeline.preflight.checks import PreflightError, as_table, judge, rows_of, summarise
+from geo_sokoban_pipeline.preflight.checks import PreflightError, as_table, rows_of, summarise
 from geo_sokoban_pipeline.preflight.flight import Findings, inspect_run
 from geo_sokoban_pipeline.preflight.resources import (
     Timing,
@@ -186,11 +187,11 @@ def test_timed_rows(make_subject: Any, changes: dict[str, Any], state: str, text
 def test_only_failures_stop(make_subject: Any, found: list[Check], error: str | None) -> None:
     table = as_table(make_subject(), found)
     if error is None:
-        judge(table)
+        judge_table(table)
         assert "the run can begin" in summarise(table)
     else:
         with pytest.raises(PreflightError, match=error):
-            judge(table)
+            judge_table(table)
     assert sum(table["states"].values()) == len(found)
 
 

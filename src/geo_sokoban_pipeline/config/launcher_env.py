@@ -71,14 +71,15 @@ def launch_value(name: str) -> str | None:
     Raises:
         ValueError: another name.
     """
-    if name == "ray.address":
-        return "auto" if is_on(os.environ.get(EXTERNAL_RAY, "0")) else None
     path = sokoban_file(os.environ)
-    if name == "sokoban.source":
-        return "hub" if path is None else "file"
-    if name == "sokoban.file.path":
-        return path
-    raise ValueError(f"${{launch:{name}}}: only sokoban.source, sokoban.file.path and ray.address are known.")
+    known = {
+        "ray.address": "auto" if is_on(os.environ.get(EXTERNAL_RAY, "0")) else None,
+        "sokoban.source": "hub" if path is None else "file",
+        "sokoban.file.path": path,
+    }
+    if name not in known:
+        raise ValueError(f"${{launch:{name}}}: only {', '.join(known)} are known.")
+    return known[name]
 
 
 def is_on(value: str) -> bool:

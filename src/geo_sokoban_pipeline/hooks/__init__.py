@@ -7,14 +7,13 @@ from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks
 from geo_sokoban_pipeline.hooks.live_report import LiveReportHooks
 from geo_sokoban_pipeline.hooks.parameters import CommandHooks, ParameterHooks
 from geo_sokoban_pipeline.hooks.runs import HistoryHooks, RunHooks
-from geo_sokoban_pipeline.hooks.terminal import LibraryHooks, TerminalHooks
+from geo_sokoban_pipeline.hooks.terminal import TerminalHooks
 from geo_sokoban_pipeline.hooks.tracking import TrackingHooks
 
 __all__ = [
     "CommandHooks",
     "CommandLineHooks",
     "HistoryHooks",
-    "LibraryHooks",
     "LiveReportHooks",
     "ParameterHooks",
     "RunHooks",

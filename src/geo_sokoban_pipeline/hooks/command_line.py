@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import sys
-import sysconfig
 import threading
 import traceback
 from argparse import ArgumentTypeError
@@ -22,25 +21,24 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 import yaml
 from kedro.framework.cli.hooks import cli_hook_impl, get_cli_hook_manager
+from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
+from kedro.framework.startup import ProjectMetadata
 from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
 from geo_sokoban_pipeline.config.base import ParameterError, allowed_types
-from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries, refuse, refusing
 from geo_sokoban_pipeline.envs.rows import SPLITS
+from geo_sokoban_pipeline.runs.own_code import is_own
 from geo_sokoban_pipeline.runs.provenance import option_values
 from geo_sokoban_pipeline.tasks import TASKS, TaskError, check_registry, task_of
-
-if TYPE_CHECKING:
-    from kedro.framework.context import KedroContext
-    from kedro.framework.startup import ProjectMetadata
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +110,7 @@ class CommandLineHooks:
                     click.echo(line, err=True)
                 raise SystemExit(exit_code)
             return
-        message = None if error is None else explain(error)
-        if message is not None:
+        if error is not None and (message := explain(error)) is not None:
             if os.environ.get(TRACEBACK):
                 traceback.print_exception(error)
             stop(message)
@@ -122,29 +119,29 @@ class CommandLineHooks:
     def after_context_created(self, context: KedroContext) -> None:
         """Refuse an environment, pipelines, nodes, tags and datasets that do not exist, and runners that save at once.
 
+        The terminal's log handler comes first, and lines of libraries are shortened from then on.
+
         Raises:
             ParameterError, TaskError: as a plain message where Kedro's command line runs.
         """
+        enrich_logging()
+        quieten_libraries()
         command = click.get_current_context(silent=True)
         notebook: Any = sys.modules.get("kedro.ipython")
         if notebook is not None:
             notebook._split_params = split_params  # from now on; the first %reload_kedro has been read by Kedro
-        try:
+        with refusing(ParameterError, TaskError):
             check_registry()
             check_environment(Path(context.config_loader.conf_source), context.env)
             if command is not None and "pipelines" in command.params:
                 check_selection(command.params)
-        except (ParameterError, TaskError) as error:
-            refuse(error)
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         """Refuse runners and the choice of missing outputs in a notebook, too."""
         names = [name for name in _RUNNERS if name in str(run_params.get("runner"))]
-        try:
+        with refusing(ParameterError):
             check_way(pipeline, *names, only_missing=bool(run_params.get("only_missing_outputs")))
-        except ParameterError as error:
-            refuse(error)
 
     @hook_impl(tryfirst=True)
     def before_node_run(self, is_async: bool) -> None:
@@ -223,13 +220,10 @@ def protect_words(text: str) -> str:
     while parts:
         # A bracket that nothing closes is a part of a name, and the next comma ends the item.
         joined = (",".join(parts[:count]) for count in range(1, len(parts) + 1))
-        items.append(next(filter(_closes, joined), parts[0]))
+        closed = (item for item in joined if sum(map(item.count, "[{")) <= sum(map(item.count, "]}")))
+        items.append(next(closed, parts[0]))
         del parts[: items[-1].count(",") + 1]
     return ",".join(map(_protected, items))
-
-
-def _closes(item: str) -> bool:
-    return sum(map(item.count, "[{")) <= sum(map(item.count, "]}"))
 
 
 def _protected(item: str) -> str:
@@ -238,8 +232,7 @@ def _protected(item: str) -> str:
     allowed = _allowed_at(name)
     if allowed <= {str, type(None)} and str in allowed and word[:1] not in ("", "'", '"'):
         # No YAML at all: `[a]`, `a: b` or `#1` are names of folders, too.
-        keeps_null = type(None) in allowed and word in _NULL
-        return item if keeps_null else f"{name}={_quoted(word)}"
+        return item if type(None) in allowed and word in _NULL else f"{name}={_quoted(word)}"
     try:
         node = yaml.compose(value, yaml.SafeLoader)
     except yaml.YAMLError:
@@ -322,11 +315,10 @@ def split_params(context: Any, option: Any, value: Any) -> Any:
 
 def check_config(file: str) -> None:
     """Stop if the file of `--config` is missing or holds no section `run:`."""
-    path = Path(file)
-    if not path.is_file():
+    if not Path(file).is_file():
         stop(f"--config={file}: no such file.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8")
         content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         stop(f"--config={file}: it is not readable YAML ({' '.join(str(error).split())}).")
@@ -370,23 +362,24 @@ def check_selection(words: dict[str, Any]) -> None:
     if words.get("is_async") or (words.get("runner_params") or {}).get("is_async"):
         raise ParameterError(f"is_async: {_ORDER}")
     names = [*_listed(words.get("pipelines")), *_listed(words.get("pipeline"))]
-    for name in names:
-        _see(name, list(pipelines.keys()), "--pipelines", "pipeline")
+    _see(names, list(pipelines.keys()), "--pipelines", "pipeline")
     chosen = sum((pipelines[name] for name in names or ["__default__"]), start=Pipeline([]))
     runner = str(words.get("runner")).rpartition(".")[2]
     check_way(chosen, runner, only_missing=bool(words.get("only_missing_outputs")))
-    nodes = sorted(node.name for node in chosen.nodes)
-    for option, given in (("--nodes", "node_names"), ("--from-nodes", "from_nodes"), ("--to-nodes", "to_nodes")):
-        for name in _listed(words.get(given)):
-            _see(name, nodes, option, "node")
-    for name in _listed(words.get("tags")):
-        _see(name, sorted({tag for node in chosen.nodes for tag in node.tags}), "--tags", "tag")
-    for option, given in (("--from-inputs", "from_inputs"), ("--to-outputs", "to_outputs")):
-        for name in _listed(words.get(given)):
-            _see(name.partition("@")[0], sorted(chosen.datasets()), option, "dataset")
+    nodes, datasets = sorted(node.name for node in chosen.nodes), sorted(chosen.datasets())
+    tags = sorted({tag for node in chosen.nodes for tag in node.tags})
     spaces = sorted({node.namespace for node in chosen.nodes if node.namespace})
-    for name in _listed(words.get("namespaces")):
-        _see(name, spaces, "--namespaces", "namespace")
+    for given, known, option, kind in (
+        ("node_names", nodes, "--nodes", "node"),
+        ("from_nodes", nodes, "--from-nodes", "node"),
+        ("to_nodes", nodes, "--to-nodes", "node"),
+        ("tags", tags, "--tags", "tag"),
+        ("from_inputs", datasets, "--from-inputs", "dataset"),
+        ("to_outputs", datasets, "--to-outputs", "dataset"),
+        ("namespaces", spaces, "--namespaces", "namespace"),
+    ):
+        found = _listed(words.get(given))
+        _see([name.partition("@")[0] for name in found] if kind == "dataset" else found, known, option, kind)
 
 
 def check_way(pipeline: Pipeline, *runners: str, only_missing: bool = False) -> None:
@@ -409,9 +402,10 @@ def check_way(pipeline: Pipeline, *runners: str, only_missing: bool = False) -> 
         )
 
 
-def _see(name: str, known: Sequence[str], option: str, kind: str) -> None:
-    if name not in known:
-        raise ParameterError(f"{option}={name}: no such {kind}. {_nearest(name, known)}")
+def _see(names: Iterable[str], known: Sequence[str], option: str, kind: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ParameterError(f"{option}={name}: no such {kind}. {_nearest(name, known)}")
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -443,22 +437,15 @@ def explain(error: BaseException) -> str | None:
     for link in chain:
         if type(link).__module__.startswith(f"{PACKAGE}."):
             return str(link)
-    place = own_code(chain[-1])
-    if place is not None:
+    if (place := own_code(chain[-1])) is not None:
         return f"{place}: {type(chain[-1]).__name__}: {chain[-1]} ({TRACEBACK}=1 shows the way there)"
     return str(chain[-1]) if isinstance(chain[-1], OSError) else None
 
 
 def own_code(error: BaseException) -> str | None:
     """File, line and function of the innermost frame that is neither of this package nor of an installed library."""
-    libraries = (
-        *(str(Path(sysconfig.get_paths()[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(__file__).resolve().parents[1]),
-        *(str(Path(entry).resolve()) for entry in sys.path if "site-packages" in entry),
-    )
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.is_file() and not str(path.resolve()).startswith(libraries):
+        if is_own(frame.filename):
             return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
     return None
 
@@ -480,9 +467,6 @@ def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-_LIST = re.compile(r";\s*")
-
-
 def read_lists(values: Any, name: str = "") -> Any:
     """`[0;2]` in parameters as the list it stands for: `%reload_kedro --params` splits at every comma.
 
@@ -492,6 +476,6 @@ def read_lists(values: Any, name: str = "") -> Any:
     if isinstance(values, dict):
         return {key: read_lists(value, f"{name}{key}.") for key, value in values.items()}
     if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str) and ";" in values[0]:
-        items = (f"{name}0={part}" for part in _LIST.split(values[0]))
+        items = (f"{name}0={part}" for part in re.split(r";\s*", values[0]))
         return [yaml.safe_load(_protected(item).partition("=")[2]) for item in items]
     return values

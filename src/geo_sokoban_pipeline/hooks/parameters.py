@@ -25,7 +25,7 @@ from kedro.pipeline import Pipeline
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.launcher_env import MODEL_NAME, MODELS
-from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.console import refusing
 from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
 from geo_sokoban_pipeline.hooks.command_line import ROW_SOURCES, all_rows
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, sources
@@ -152,8 +152,7 @@ def _source_data(
         _own_rows(run, current, request)
         log.info("%s works on %s, which has no data of its own; data of the settings: %s", run, found.words, current.id)
         return current
-    note = store.data_note(source)
-    if note is None or note["task"] != task:
+    if (note := store.data_note(source)) is None or note["task"] != task:
         why = f"has no {DATA_NOTE}" if note is None else f"was made with data of {note['task']}"
         raise SourceError(
             f"{run}: the run {source.run}/{source.run_id} {why}. Train it again, or give the folder of its policy in "
@@ -284,10 +283,8 @@ class ParameterHooks:
             ParameterError: as a plain message where Kedro's command line runs.
         """
         loader = context.config_loader
-        try:
+        with refusing(ParameterError):
             check_parameters(loader["parameters"], loader.runtime_params or {})
-        except ParameterError as error:
-            refuse(error)
 
 
 def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> ProjectParameters:
@@ -336,6 +333,12 @@ def check_model_names(merged: Mapping[str, Any], environment: Mapping[str, str])
             )
 
 
+def settings_of(context: KedroContext) -> tuple[ProjectParameters, Path]:
+    """Validated parameters and absolute data root of a context that `ParameterHooks` has checked."""
+    root = Path(context.project_path) / str(context.config_loader["globals"]["data_root"])
+    return validate_parameters(context.config_loader["parameters"], ProjectParameters), root.resolve()
+
+
 class ContextHooks:
     """Hooks that need the settings of a command: Kedro creates the context before it runs a pipeline."""
 
@@ -347,9 +350,8 @@ class ContextHooks:
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         """Remember the settings; `ParameterHooks` has checked the parameters."""
-        loader, self._project, self._env = context.config_loader, Path(context.project_path), context.env
-        self._parameters = validate_parameters(loader["parameters"], ProjectParameters)
-        self._data_root = (self._project / str(loader["globals"]["data_root"])).resolve()
+        self._parameters, self._data_root = settings_of(context)
+        self._project, self._env = Path(context.project_path), context.env
 
     def _folders_of(self, run: str) -> RunFolders:
         """The folders of a run of the command."""

@@ -16,7 +16,6 @@ from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
 from geo_sokoban_pipeline.formats import find_stale, in_percent
 from geo_sokoban_pipeline.hooks.parameters import ContextHooks
 from geo_sokoban_pipeline.hooks.runs import run_names
@@ -39,13 +38,8 @@ class _Run:
     """A run of the command."""
 
     name: str
-    run_id: str
     folders: RunFolders
     options: TrainOptions | None  # of a training run whose loop is among the command's nodes
-
-    def stored(self) -> int:
-        """Iterations that the checkpoints hold."""
-        return stored_iterations(self.folders.models)
 
 
 class TerminalHooks(ContextHooks):
@@ -61,7 +55,7 @@ class TerminalHooks(ContextHooks):
         self._runs = []
         for name in run_names(pipeline, pipelines):
             options = getattr(self._parameters, name) if f"{name}.{_LOOP}" in nodes else None
-            self._runs.append(_Run(name, self._parameters.run_id, self._folders_of(name), options))
+            self._runs.append(_Run(name, self._folders_of(name), options))
         for run in self._runs:
             if run.options is not None:
                 _announce(run, run.options)
@@ -70,11 +64,11 @@ class TerminalHooks(ContextHooks):
     def after_pipeline_run(self) -> None:
         """Log the result of each run, where its report is, and which commands come next."""
         for run in self._runs:
-            lines = [] if run.name.startswith(_CHECK) else _results(run.folders, run.stored())
+            lines = [] if run.name.startswith(_CHECK) else _results(run.folders, stored_iterations(run.folders.models))
             if (report := run.folders.reports / "report.html").is_file():
                 is_new = report.stat().st_mtime >= self._began
                 lines.append(f"report{'' if is_new else ' of an earlier command'}: {report}")
-            if run.name == "compare" and run.run_id == "default":
+            if run.name == "compare" and self._parameters.run_id == "default":
                 lines.append("the next comparison writes over it, unless it has a run_id of its own")
             if run.name.startswith(_TRAIN) and report.is_file():
                 lines += self._ways_on(run)
@@ -94,7 +88,7 @@ class TerminalHooks(ContextHooks):
             if run.options is None:
                 lines.append(f"{run.folders.name}: stopped. The same command does it again.")
                 continue
-            stored, wanted = run.stored(), run.options.loop.iterations
+            stored, wanted = stored_iterations(run.folders.models), run.options.loop.iterations
             again = f"the same command{' without fresh=true' if self._parameters.fresh else ''}"
             if run.folders.can_restore:
                 text = "the next command puts the run back that this one was to replace; fresh=true starts over."
@@ -114,9 +108,16 @@ class TerminalHooks(ContextHooks):
             "control": "the same time spent on more of the warm start",
             "browse": "a site with every episode",
         }
-        ways = [(suggest_command(f"{kind}_{task}", run.run_id, env=env), text) for kind, text in meanings.items()]
+        ways = [
+            (suggest_command(f"{kind}_{task}", self._parameters.run_id, env=env), text)
+            for kind, text in meanings.items()
+        ]
         if (self._project / _NOTEBOOK).is_file():
-            chosen = {"GEO_SOKOBAN_ENV": env, "GEO_SOKOBAN_RUN": run.name, "GEO_SOKOBAN_RUN_ID": run.run_id}
+            chosen = {
+                "GEO_SOKOBAN_ENV": env,
+                "GEO_SOKOBAN_RUN": run.name,
+                "GEO_SOKOBAN_RUN_ID": self._parameters.run_id,
+            }
             words = [f"{name}={shlex.quote(value)}" for name, value in chosen.items() if value is not None]
             place = shlex.quote(os.path.relpath(self._project / _NOTEBOOK))
             ways.append((on_data_root(" ".join([*words, "jupyter lab", place])), "the same in Python"))
@@ -130,7 +131,7 @@ class TerminalHooks(ContextHooks):
 
 def _announce(run: _Run, options: TrainOptions) -> None:
     """Log after which iteration the loop continues."""
-    stored, wanted = run.stored(), options.loop.iterations
+    stored, wanted = stored_iterations(run.folders.models), options.loop.iterations
     if stored > wanted:
         log.warning(
             "%s: %d iterations are stored, loop.iterations=%d asks for fewer. Nothing is trained and nothing is "
@@ -182,13 +183,3 @@ def write_result(summary: Mapping[str, Any], stored: int = 0) -> str:
         text += f", by {names[0]}"
     stale = find_stale(summary, stored)
     return f"{text}, of {stale}" if stale else text
-
-
-class LibraryHooks:
-    """Shortens what libraries log."""
-
-    @hook_impl(tryfirst=True)
-    def after_context_created(self) -> None:
-        """Put the terminal's log handler in place, and shorten the lines of libraries."""
-        enrich_logging()
-        quieten_libraries()

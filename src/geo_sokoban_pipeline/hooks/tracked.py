@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
@@ -90,39 +90,6 @@ def artifact_folder(options: TrackingOptions, data_root: Path) -> Path | None:
     """Where the artifacts of a new experiment go: beside a database in a file; None: the server chooses."""
     database = _DATABASE.fullmatch(store_uri(options, data_root))
     return None if database is None else Path(unquote(database[1])).resolve().parent / ARTIFACTS
-
-
-class Tracker(Protocol):
-    """One run of a tracking service; each method may raise whatever the service raises."""
-
-    service: str
-
-    def describe(self, tags: Mapping[str, str], parameters: Mapping[str, Any]) -> None:
-        """Record parameters and tags."""
-
-    def log_rows(self, rows: list[Mapping[str, Any]]) -> None:
-        """Record metrics rows that the service does not have yet."""
-
-    def log_points(self, points: list[tuple[str, float, int]]) -> None:
-        """Record (metric, value, step) that the service does not have yet."""
-
-    def log_input(self, table: PromptTable) -> None:
-        """Record a table of prompts as an input."""
-
-    def log_table(self, name: str, columns: Mapping[str, list[Any]]) -> None:
-        """Record a table, in place of one of the same name."""
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags; those that are there are replaced."""
-
-    def log_file(self, path: Path, place: str) -> None:
-        """Record a file in the folder `place`; one of the same name is replaced."""
-
-    def close(self, status: str, error: Exception | None) -> None:
-        """End the run as FINISHED, FAILED or KILLED."""
-
-    def abandon(self) -> None:
-        """Stop what works in the background, after an error of the service."""
 
 
 def prompt_context(dataset_name: str) -> tuple[str, str] | None:

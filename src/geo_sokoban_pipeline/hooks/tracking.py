@@ -37,7 +37,6 @@ from geo_sokoban_pipeline.hooks.tracked import (
     ARTIFACTS,
     OWN_STORE,
     PromptTable,
-    Tracker,
     artifact_folder,
     describe_prompts,
     episode_table,
@@ -325,6 +324,9 @@ log = logging.getLogger(__name__)
 _POLICIES = ("base_policy", "policy", "final_policy")
 _STUDY = "study"
 _UNTRACKED = ("check_", "audit_", "compare")  # they train nothing
+
+
+Tracker = MlflowRun | WandbRun  # a run of a tracking service; each method may raise whatever the service raises
 
 
 class TrackingHooks(ContextHooks):

@@ -13,14 +13,15 @@ from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, RowStream
 
 
 class HubSource(Protocol):
-    """Name of a data set: hub id or folder, revision, split."""
+    """Name of a data set."""
 
     @property
-    def dataset(self) -> str: ...
+    def dataset(self) -> str:
+        """Hub id or folder."""
+
     @property
-    def revision(self) -> str | None: ...
-    @property
-    def split(self) -> str: ...
+    def revision(self) -> str | None:
+        """None: the default branch."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class SourceUnavailableError(RuntimeError):
     """A data set cannot be loaded; the message says what to set, and the choice without a network."""
 
 
-def hub_rows(options: HubSource, *, section: str, streaming: bool = False, batch_rows: int = 1024) -> RowStream:
+def hub_rows(options: HubSplit, *, section: str, streaming: bool = False, batch_rows: int = 1024) -> RowStream:
     """Rows as plain Python values; images stay as they are stored, nothing is decoded.
 
     Args:

@@ -28,7 +28,7 @@ def typed(function: Callable[..., Any], **models: type[BaseModel] | None) -> Cal
     wrapped = update_wrapper(partial(function), function)
     wrapped.__annotations__ = {name: model for name, model in models.items() if model is not None}
     own = inspect.signature(function).parameters.values()
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own):
+    if any(one.kind is one.VAR_KEYWORD for one in own):
         names = dict.fromkeys([one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD] + list(models))
         arguments = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         wrapped.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]

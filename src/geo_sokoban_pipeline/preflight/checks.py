@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.study import CheckPipelineOptions
-from geo_sokoban_pipeline.envs.inspection import Check
+from geo_sokoban_pipeline.envs.inspection import Check, State
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.formats import plural
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.own_code import own_files
@@ -43,8 +44,7 @@ class Subject:
     @property
     def options(self) -> TrainOptions:
         """Options of the run."""
-        found: TrainOptions = getattr(self.parameters, self.run)
-        return found
+        return cast(TrainOptions, getattr(self.parameters, self.run))
 
     @property
     def data(self) -> Any:
@@ -54,8 +54,7 @@ class Subject:
     @property
     def settings(self) -> CheckPipelineOptions:
         """Options of the pre-flight itself."""
-        found: CheckPipelineOptions = getattr(self.parameters, f"check_{self.task}")
-        return found
+        return cast(CheckPipelineOptions, getattr(self.parameters, f"check_{self.task}"))
 
     @property
     def models(self) -> Path:
@@ -91,6 +90,15 @@ class Subject:
         return folder if not self.parameters.fresh and (folder / MANIFEST).is_file() else None
 
 
+def find_cases(group: str, *cases: tuple[object, str, State, str, str]) -> list[Check]:
+    """Findings of the cases that are there.
+
+    Args:
+        cases: whether each is there; name, state, text and way out of its finding.
+    """
+    return [Check(group, name, state, text, way_out) for is_there, name, state, text, way_out in cases if is_there]
+
+
 class PreflightError(RuntimeError):
     """The pre-flight has failures; the text is one line with their number and the first one."""
 
@@ -98,38 +106,37 @@ class PreflightError(RuntimeError):
 def as_table(subject: Subject, checks: Sequence[Check]) -> dict[str, Any]:
     """The findings as JSON values, with the run and the count of each state."""
     states = Counter(check.state for check in checks)
-    groups = list(dict.fromkeys(check.group for check in checks))
-    checks = sorted(checks, key=lambda check: groups.index(check.group))
+    groups = dict.fromkeys(check.group for check in checks)
     return {
         "run": subject.run,
         "run_id": subject.parameters.run_id,
         "states": {state: states[state] for state in ("ok", "warning", "failure", "skipped")},
-        "checks": [check.to_json() for check in checks],
+        "checks": [check.to_json() for group in groups for check in checks if check.group == group],
     }
 
 
 def summarise(table: dict[str, Any]) -> str:
     """One line that summarises the table."""
-    states = table["states"]
-    counts = [f"{states[state]} {state}{'' if states[state] == 1 else 's'}" for state in ("failure", "warning")]
-    text = f"{table['run']}/{table['run_id']}: {', '.join(counts)}"
-    failures = [check for check in table["checks"] if check["state"] == "failure"]
-    if not failures:
-        return f"{text}; the run can begin"
-    first = failures[0]
-    way_out = f"; {first['way_out']}" if first["way_out"] else ""
-    return f"{text}; first, {first['group']}, {first['name']}: {first['found']}{way_out}"
+    counts = ", ".join(plural(table["states"][state], state) for state in ("failure", "warning"))
+    text = f"{table['run']}/{table['run_id']}: {counts}"
+    for first in (check for check in table["checks"] if check["state"] == "failure"):
+        way_out = f"; {first['way_out']}" if first["way_out"] else ""
+        return f"{text}; first, {first['group']}, {first['name']}: {first['found']}{way_out}"
+    return f"{text}; the run can begin"
 
 
 def rows_of(table: dict[str, Any]) -> list[tuple[str, ...]]:
     """Cells to print: group (only in its first row), name, state, finding with its way out."""
-    rows: list[tuple[str, ...]] = []
-    group = None
-    for check in table["checks"]:
-        text = f"{check['found']}\n→ {check['way_out']}" if check["way_out"] else check["found"]
-        rows.append(("" if check["group"] == group else check["group"], check["name"], check["state"], text))
-        group = check["group"]
-    return rows
+    groups = [None, *(check["group"] for check in table["checks"])]
+    return [
+        (
+            "" if check["group"] == before else check["group"],
+            check["name"],
+            check["state"],
+            f"{check['found']}\n→ {check['way_out']}" if check["way_out"] else check["found"],
+        )
+        for before, check in zip(groups, table["checks"], strict=False)
+    ]
 
 
 def is_own(options: TrainOptions) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from geo_sokoban_pipeline.envs.data_identity import SOURCE_FILES
 from geo_sokoban_pipeline.envs.inspection import Check, guard
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.envs.rows import split_slice
+from geo_sokoban_pipeline.formats import is_number
 from geo_sokoban_pipeline.hub import fetch_config, find_no_dataset
 from geo_sokoban_pipeline.parameters import ProjectParameters, source_of
 from geo_sokoban_pipeline.preflight.checks import Subject, is_own
@@ -59,18 +59,15 @@ def check_starting_policy(run: str, models: Path | None, parameters: ProjectPara
     if not run.startswith(TRAINING) or _own_copy(models) is not None:
         return
     options: PolicyOptions = getattr(parameters, run).policy
-    if options.path is None or options.source == "tiny":
-        return
-    if options.source == "hub":
+    if options.path is not None and options.source == "hub":
         check_model_type(f"{run}.policy.path={options.path}", fetch_config(options.path, options.revision))
-        return
-    check_policy_files(find_policy_folder(options.path, f"{run}.policy"))
+    elif options.path is not None and options.source == "folder":
+        check_policy_files(find_policy_folder(options.path, f"{run}.policy"))
 
 
 def _own_copy(models: Path | None) -> Path | None:
     """A run's copy of the policy that it starts from; None: it has none yet."""
-    own = None if models is None else models / "base_policy"
-    return own if own is not None and (own / MANIFEST).is_file() else None
+    return models / "base_policy" if models is not None and (models / "base_policy" / MANIFEST).is_file() else None
 
 
 def check_source(run: str, read: Collection[str], parameters: ProjectParameters, store: RunStore) -> None:
@@ -107,13 +104,12 @@ def check_data_source(task: str, data: Any) -> None:
     Raises:
         ParameterError: they are not; names the parameter, the value and the way out.
     """
-    if data.source == "hub" and not Path(data.hub.dataset).is_dir():
-        reason = find_no_dataset(data.hub.dataset, data.hub.revision)
-        if reason is not None:
-            raise ParameterError(
-                f"{task}.hub.dataset={data.hub.dataset}: {reason}. Check the name, set HF_TOKEN for a gated one, or "
-                f"give a local folder of its parquet files, or {task}.source=generate, which needs no data."
-            )
+    is_remote = data.source == "hub" and not Path(data.hub.dataset).is_dir()
+    if is_remote and (reason := find_no_dataset(data.hub.dataset, data.hub.revision)) is not None:
+        raise ParameterError(
+            f"{task}.hub.dataset={data.hub.dataset}: {reason}. Check the name, set HF_TOKEN for a gated one, or give a "
+            f"local folder of its parquet files, or {task}.source=generate, which needs no data."
+        )
     if data.source == "file":
         for field in SOURCE_FILES:
             given = getattr(data.file, field, None)
@@ -186,8 +182,7 @@ def check_megatron(run: str, models: Path | None, parameters: ProjectParameters)
     if options is None or options.megatron_layout is None:
         return
     text = _text_config(options.policy, _own_copy(models))
-    obstacles = find_obstacles(text, options.megatron_layout, options.processes)
-    if obstacles:
+    if obstacles := find_obstacles(text, options.megatron_layout, options.processes):
         raise ParameterError("\n".join(f"{run}.{obstacle}." for obstacle in obstacles))
 
 
@@ -206,8 +201,7 @@ def _text_config(options: PolicyOptions, own: Path | None) -> Mapping[str, Any]:
         place = fetch_config(options.path, options.revision)
     else:
         place = find_policy_folder(options.path) / "config.json"
-    text: Mapping[str, Any] = read_json(place).get("text_config", {})
-    return text
+    return dict(read_json(place).get("text_config", {}))
 
 
 log = logging.getLogger(__name__)
@@ -225,8 +219,7 @@ def look_first(run: str, parameters: ProjectParameters, data_root: Path) -> None
     kind, _, task = run.partition("_")
     if kind not in _CHECKS or task not in TASKS:
         return
-    subject = Subject(task, parameters, data_root)
-    checks = [partial(check, subject) for check in _CHECKS[kind]]
+    checks = [partial(check, Subject(task, parameters, data_root)) for check in _CHECKS[kind]]
     _report(run, [found for check in checks for found in guard("before the run", run, check)])
 
 
@@ -246,21 +239,15 @@ def look_at_prompts(rows: Sequence[Mapping[str, Any]], options: TrainOptions, se
 
     found = try_own_code(run, dict(rows[0]), options, seed)
     if task.ordered:
-        lengths = [int(length) for row in rows if _is_number(length := task.difficulty_of(row))]
+        lengths = [int(length) for row in rows if is_number(length := task.difficulty_of(row))]
         found += task.check_limits(options, max(lengths), min(lengths)) if lengths else []
     _report(run, found)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not math.isnan(value)
-
-
 def _report(run: str, found: Sequence[Check]) -> None:
-    warnings = [f"{check.name}: {_text(check)}" for check in found if check.state == "warning"]
-    if warnings:
+    if warnings := [f"{check.name}: {_text(check)}" for check in found if check.state == "warning"]:
         log.warning("%s: %s", run, "\n  ".join(warnings))
-    failures = [_text(check) for check in found if check.state == "failure"]
-    if failures:
+    if failures := [_text(check) for check in found if check.state == "failure"]:
         raise ParameterError("\n".join(failures))
 
 
@@ -285,11 +272,10 @@ def _own_code(subject: Subject) -> Sequence[Check]:
 
 def _data(subject: Subject) -> Sequence[Check]:
     """Counts and solution lengths of generated data, which are known in advance."""
-    data, options, run = subject.data, subject.options, subject.run
+    data, options = subject.data, subject.options
     if data.source != "generate":
         return []
-    counts = data.counts
-    found = check_counts(run, options, counts.train, counts.validation, counts.eval)
+    found = check_counts(subject.run, options, data.counts.train, data.counts.validation, data.counts.eval)
     fewest, most = data.steps() or (0, 0)
     return [*found, *task_of(subject.task).check_limits(options, most, fewest)]
 
@@ -302,22 +288,23 @@ def _machine(subject: Subject) -> Sequence[Check]:
     return [own, *(replace(c, state="warning") if c.state == "failure" else c for c in versions)]
 
 
-def _servers(subject: Subject) -> Sequence[Check]:
-    return check_launch(subject.run, subject.options)
-
-
 def _variables(subject: Subject) -> Sequence[Check]:
     # The check of NUM_GPUS needs torch, whose import takes seconds.
     return check_variables(subject, {name: value for name, value in os.environ.items() if name != NUM_GPUS})
 
 
+def _of(check: Callable[[str, TrainOptions], Sequence[Check]]) -> Callable[[Subject], Sequence[Check]]:
+    """A check of a run's options alone."""
+    return lambda subject: check(subject.run, subject.options)
+
+
 # Data are checked for training runs only: other commands use the data of their source run.
 _CHECKS: Mapping[str, Sequence[Callable[[Subject], Sequence[Check]]]] = {
-    "train": (lambda s: check_relations(s.run, s.options), _own_code, _data, _servers, _machine, _variables),
-    "rollout": (lambda s: check_conversations(s.run, s.options), _own_code, _servers, _machine, _variables),
+    "train": (_of(check_relations), _own_code, _data, _of(check_launch), _machine, _variables),
+    "rollout": (_of(check_conversations), _own_code, _of(check_launch), _machine, _variables),
     "update": (_machine,),
-    "evaluate": (_servers, _machine, _variables),
-    "control": (_servers, _machine),
+    "evaluate": (_of(check_launch), _machine, _variables),
+    "control": (_of(check_launch), _machine),
 }
 
 

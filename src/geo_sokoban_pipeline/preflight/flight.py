@@ -109,7 +109,8 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
         findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
         findings.checks += guard("machine", "type", lambda: [check_type(options.policy.dtype)])
         findings.checks += [check_threads(options.threads, options.busy_processes)]
-    findings.checks += guard("servers", "sglang", lambda: _check_sampling(subject, findings))
+    longest = None if findings.shape is None or findings.model is None else findings.shape.longest(options)
+    findings.checks += guard("servers", "sglang", lambda: check_sampling_servers(subject.run, options, longest))
     needed = [*needed_servers(parameters), *needed_sampling_servers(subject.run, options)]
     findings.checks += guard("network", "ports", lambda: check_servers(needed, _TIMEOUT))
     has_policy = subject.base_policy is not None
@@ -135,8 +136,7 @@ def _inspect_data(subject: Subject, hub: HubReader | None, findings: Findings) -
 
 
 def _inspect_model(subject: Subject, findings: Findings) -> None:
-    own = subject.base_policy
-    if own is not None and find_damaged_files(own):
+    if (own := subject.base_policy) is not None and find_damaged_files(own):
         text = f"{own} is damaged: see the checks of the group `run`"
         findings.checks.append(Check("model", "files", "skipped", text))
         return
@@ -182,8 +182,7 @@ def _inspect_episode(subject: Subject, findings: Findings) -> None:
     except Exception as error:  # user code may raise anything
         findings.checks.append(failure_of("own code", "one episode", error))
         return
-    shape = findings.shape
-    longest = shape.longest(options)
+    shape, longest = findings.shape, findings.shape.longest(options)
     findings.checks += check_lengths(subject.run, options, longest, model.context, shape.prompt, shape.response)
 
 
@@ -231,12 +230,6 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     if on_gpu:
         places = [*place_on_gpus(options, rank, visible_gpus(), worker), *places]
     return check_memory(rank, places, _MEMORY_SHARE)
-
-
-def _check_sampling(subject: Subject, findings: Findings) -> list[Check]:
-    model, shape = findings.model, findings.shape
-    longest = None if model is None or shape is None else shape.longest(subject.options)
-    return check_sampling_servers(subject.run, subject.options, longest)
 
 
 def _check_attention(subject: Subject, findings: Findings) -> Check:

@@ -25,8 +25,8 @@ from geo_sokoban_pipeline.config.launcher_env import (
     unknown_variables,
 )
 from geo_sokoban_pipeline.envs.inspection import Check, State
-from geo_sokoban_pipeline.parameters import TrackingOptions
-from geo_sokoban_pipeline.preflight.checks import Subject
+from geo_sokoban_pipeline.formats import plural
+from geo_sokoban_pipeline.preflight.checks import Subject, find_cases
 from geo_sokoban_pipeline.processes import count_cores
 
 _GROUP = "machine"
@@ -44,16 +44,21 @@ def check_libraries(requirements: Iterable[str] | None = None) -> list[Check]:
 
     lines = importlib.metadata.requires(_PACKAGE) or [] if requirements is None else requirements
     wanted = [Requirement(line) for line in lines]
-    found, count = [], 0
-    for requirement in wanted:
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        count += 1
-        version = installed_version(requirement.name)
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            text = f"{requirement.name} {version or 'is not installed'}: {requirement.specifier or 'any'} is needed"
-            found.append(Check(_LIBRARY, requirement.name, "failure", text, "make install, or install it by pip"))
-    return found or [Check(_LIBRARY, "versions", "ok", f"{count} libraries are within their ranges")]
+    wanted = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    found = find_cases(
+        _LIBRARY,
+        *(
+            (
+                version is None or not one.specifier.contains(version, prereleases=True),
+                one.name,
+                "failure",
+                f"{one.name} {version or 'is not installed'}: {one.specifier or 'any'} is needed",
+                "make install, or install it by pip",
+            )
+            for one, version in ((one, installed_version(one.name)) for one in wanted)
+        ),
+    )
+    return found or [Check(_LIBRARY, "versions", "ok", f"{len(wanted)} libraries are within their ranges")]
 
 
 def check_torchvision() -> Check:
@@ -63,10 +68,9 @@ def check_torchvision() -> Check:
     version, torch = installed_version("torchvision"), installed_version("torch")
     if version is None or torch is None:
         return Check(_LIBRARY, "torchvision", "ok", "not installed and not needed")
-    for line in importlib.metadata.requires("torchvision") or []:
-        requirement = Requirement(line)
-        if requirement.name == "torch" and not requirement.specifier.contains(torch, prereleases=True):
-            text = f"torchvision {version} is built for torch{requirement.specifier}, {torch} is installed"
+    for wanted in map(Requirement, importlib.metadata.requires("torchvision") or []):
+        if wanted.name == "torch" and not wanted.specifier.contains(torch, prereleases=True):
+            text = f"torchvision {version} is built for torch{wanted.specifier}, {torch} is installed"
             return Check(_LIBRARY, "torchvision", "failure", text, "pip uninstall torchvision, or take its match")
     return Check(_LIBRARY, "torchvision", "ok", f"{version} fits torch {torch}")
 
@@ -95,15 +99,16 @@ def check_threads(
     load = os.getloadavg()[0] if load is None else load
     each = threads or cores
     used = each * processes
-    text = f"{each} thread{'' if each == 1 else 's'}" + (f" in {processes} processes" if processes > 1 else "")
-    text += f", {cores} core{'' if cores == 1 else 's'}, load {load:.1f}"
-    if used > cores:
-        way_out = "set threads times processes to at most the number of cores"
-        return Check(_GROUP, "threads", "warning", text, way_out)
-    if each > 1 and load > cores - used + 1:
-        way_out = "set threads=1, or stop other programs: threads that wait for each other can be ten times slower"
-        return Check(_GROUP, "threads", "warning", text, way_out)
-    return Check(_GROUP, "threads", "ok", text)
+    text = f"{plural(each, 'thread')}{f' in {processes} processes' if processes > 1 else ''}, {plural(cores, 'core')}"
+    text += f", load {load:.1f}"
+    many = "set threads times processes to at most the number of cores"
+    busy = "set threads=1, or stop other programs: threads that wait for each other can be ten times slower"
+    return find_cases(
+        _GROUP,
+        (used > cores, "threads", "warning", text, many),
+        (each > 1 and load > cores - used + 1, "threads", "warning", text, busy),
+        (True, "threads", "ok", text, ""),
+    )[0]
 
 
 def check_accelerator(device: str = "cpu") -> Check:
@@ -111,19 +116,29 @@ def check_accelerator(device: str = "cpu") -> Check:
     import torch
 
     build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
+    used, visible = f"torch {torch.__version__} ({build})", os.environ.get("CUDA_VISIBLE_DEVICES")
     if torch.cuda.is_available():
         free, whole = torch.cuda.mem_get_info()
-        name = torch.cuda.get_device_name()
-        text = f"torch {torch.__version__} ({build}), {name}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free"
+        text = f"{used}, {torch.cuda.get_device_name()}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free"
         return Check(_GROUP, "accelerator", "ok", text)
-    if device == "cuda":
-        text = f"policy.device=cuda, but torch {torch.__version__} ({build}) sees no GPU"
-        return Check(_GROUP, "accelerator", "failure", text, "set policy.device=auto or cpu, or check the driver")
-    if torch.version.cuda is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        text = f"torch {torch.__version__} ({build}) sees no GPU; CUDA_VISIBLE_DEVICES={visible!r}"
-        return Check(_GROUP, "accelerator", "warning", text, "check that the driver runs and a GPU is visible")
-    return Check(_GROUP, "accelerator", "ok", f"none; torch {torch.__version__} ({build})")
+    return find_cases(
+        _GROUP,
+        (
+            device == "cuda",
+            "accelerator",
+            "failure",
+            f"policy.device=cuda, but {used} sees no GPU",
+            "set policy.device=auto or cpu, or check the driver",
+        ),
+        (
+            torch.version.cuda is not None,
+            "accelerator",
+            "warning",
+            f"{used} sees no GPU; CUDA_VISIBLE_DEVICES={visible!r}",
+            "check that the driver runs and a GPU is visible",
+        ),
+        (True, "accelerator", "ok", f"none; {used}", ""),
+    )[0]
 
 
 def check_attention(name: str, config: Any) -> Check:
@@ -175,6 +190,7 @@ def installed_version(name: str) -> str | None:
 
 _LAUNCHER = "launch variables"
 WANDB_KEY = "WANDB_API_KEY"
+_UNREAD = "only --env=qwen3vl and --env=cluster read it, and --params comes before it"
 
 
 def check_variables(subject: Subject, environment: Mapping[str, str] | None = None) -> list[Check]:
@@ -195,22 +211,22 @@ def check_variables(subject: Subject, environment: Mapping[str, str] | None = No
     for name, near in unknown_variables(environment).items():
         hint = f"did you mean {near}?" if near else "see docs/full_size.md for the known variables"
         found.append(Check(_LAUNCHER, name, "warning", "no launcher knows this variable", hint))
-    if environment.get(WANDB_KEY):
-        found.append(_check_wandb(subject.parameters.tracking, environment))
-    return found
-
-
-def _check_wandb(tracking: TrackingOptions, environment: Mapping[str, str]) -> Check:
-    if not (tracking.enabled and tracking.wandb):
-        off = "enabled" if not tracking.enabled else "wandb"
-        return Check(_LAUNCHER, WANDB_KEY, "ok", f"set but not used: tracking.{off}=false")
-    version = installed_version("wandb")
-    if version is None:
-        text = "set, but the package wandb is not installed: runs are tracked by MLflow alone"
-        way_out = "install it (pip install 'geo-sokoban-pipeline[wandb]'), or set tracking.wandb=false"
-        return Check(_LAUNCHER, WANDB_KEY, "warning", text, way_out)
+    tracking, version = subject.parameters.tracking, installed_version("wandb")
     mode = environment.get("WANDB_MODE") or "online"
-    return Check(_LAUNCHER, WANDB_KEY, "ok", f"set: runs are tracked by Weights & Biases too (wandb {version}, {mode})")
+    of_wandb = find_cases(
+        _LAUNCHER,
+        (not tracking.enabled, WANDB_KEY, "ok", "set but not used: tracking.enabled=false", ""),
+        (not tracking.wandb, WANDB_KEY, "ok", "set but not used: tracking.wandb=false", ""),
+        (
+            version is None,
+            WANDB_KEY,
+            "warning",
+            "set, but the package wandb is not installed: runs are tracked by MLflow alone",
+            "install it (pip install 'geo-sokoban-pipeline[wandb]'), or set tracking.wandb=false",
+        ),
+        (True, WANDB_KEY, "ok", f"set: runs are tracked by Weights & Biases too (wandb {version}, {mode})", ""),
+    )
+    return [*found, *(of_wandb[:1] if environment.get(WANDB_KEY) else [])]
 
 
 def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str, Any]) -> Check:
@@ -219,20 +235,31 @@ def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str
     if variable.name == NUM_GPUS and is_in_ray:
         paths = [f"{subject.run}.processes"]
     here = [path for path in paths if path.split(".")[0] in (subject.task, subject.run)]
-    if paths and not here:
-        return Check(_LAUNCHER, variable.name, "ok", f"{value}: not of this task, sets {', '.join(paths)}")
-    if not paths:
-        return Check(_LAUNCHER, variable.name, "warning", f"{value}: sets nothing here", variable.note)
     in_force = {path: _value_at(values, path) for path in here}
-    if unread := _unread(here, values):
-        return Check(_LAUNCHER, variable.name, "warning", f"{value}: changes nothing, {unread}", variable.note)
-    if variable.name == NUM_GPUS:
+    unread, name = _unread(here, values), variable.name
+    found = find_cases(
+        _LAUNCHER,
+        (paths and not here, name, "ok", f"{value}: not of this task, sets {', '.join(paths)}", ""),
+        (not paths, name, "warning", f"{value}: sets nothing here", variable.note),
+        (unread, name, "warning", f"{value}: changes nothing, {unread}", variable.note),
+    )
+    if variable.name == NUM_GPUS and not found:
         return _count_gpus(value, here[0], subject, values)
-    if any(_names(found, value) for found in in_force.values()):
-        return Check(_LAUNCHER, variable.name, "ok", f"{value}: sets {', '.join(here)}")
     text = "; ".join(f"{path} is {found}" for path, found in in_force.items())
-    way_out = "only --env=qwen3vl and --env=cluster read it, and --params comes before it"
-    return Check(_LAUNCHER, variable.name, "warning", f"{value}: changes nothing, {text}", way_out)
+    return [
+        *found,
+        *find_cases(
+            _LAUNCHER,
+            (
+                any(_names(now, value) for now in in_force.values()),
+                name,
+                "ok",
+                f"{value}: sets {', '.join(here)}",
+                "",
+            ),
+            (True, name, "warning", f"{value}: changes nothing, {text}", _UNREAD),
+        ),
+    ][0]
 
 
 def _count_gpus(value: str, path: str, subject: Subject, values: Mapping[str, Any]) -> Check:
@@ -241,41 +268,38 @@ def _count_gpus(value: str, path: str, subject: Subject, values: Mapping[str, An
     if options.placement != "ray":
         first = _value_at(values, path.replace("server.count", "server.first_gpu"))
         return _check_gpus(value, path, _value_at(values, path), first)
-    servers = _gpus_apart(options)
+    server = options.rollout.server
+    # GPUs that servers take beside those of the ranks.
+    servers = server.count * server.tensor_parallel if options.places_servers and not server.colocated else 0
     used = options.processes + servers
-    state: State = "ok" if value == str(used) else "warning"
     text, way_out = f"{value}: {options.processes} ranks take {used}", "only --env=cluster reads it"
     if servers:
         text = f"{value}: {options.processes} ranks and servers on {servers} GPUs of their own take {used}"
         way_out = f"lower {path} or rollout.server.count, or let them take turns (colocated=true)"
+    state: State = "ok" if value == str(used) else "warning"
     return Check(_LAUNCHER, NUM_GPUS, state, text, "" if state == "ok" else way_out)
 
 
-def _gpus_apart(options: TrainOptions) -> int:
-    """GPUs that servers in a Ray cluster take beside those of the ranks."""
-    server = options.rollout.server
-    return server.count * server.tensor_parallel if options.places_servers and not server.colocated else 0
-
-
 def _check_external_ray(value: str, subject: Subject) -> Check:
-    options = subject.options
-    if options.placement != "ray":
-        text, way_out = (
-            f"{value}: changes nothing, {subject.run}.placement is {options.placement}",
-            "take --env=cluster",
-        )
-        return Check(_LAUNCHER, EXTERNAL_RAY, "warning", text, way_out)
-    address = options.ray.address
-    if is_on(value) == (address is not None):
-        return Check(_LAUNCHER, EXTERNAL_RAY, "ok", f"{value}: sets {subject.run}.ray.address")
-    text = f"{value}: changes nothing, {subject.run}.ray.address is {address}"
-    return Check(_LAUNCHER, EXTERNAL_RAY, "warning", text, "only --env=cluster reads it, and --params comes before it")
+    placement, address = subject.options.placement, subject.options.ray.address
+    nothing = f"{value}: changes nothing, {subject.run}"
+    return find_cases(
+        _LAUNCHER,
+        (placement != "ray", EXTERNAL_RAY, "warning", f"{nothing}.placement is {placement}", "take --env=cluster"),
+        (is_on(value) == (address is not None), EXTERNAL_RAY, "ok", f"{value}: sets {subject.run}.ray.address", ""),
+        (
+            True,
+            EXTERNAL_RAY,
+            "warning",
+            f"{nothing}.ray.address is {address}",
+            "only --env=cluster reads it, and --params comes before it",
+        ),
+    )[0]
 
 
 def check_ray(options: TrainOptions) -> Check:
     """Whether Ray is there, and which cluster the ranks will be in; nothing is joined or started."""
-    version = installed_version("ray")
-    if version is None:
+    if (version := installed_version("ray")) is None:
         text, way_out = "placement=ray, but Ray is not installed", "pip install 'geo-sokoban-pipeline[ray]'"
         return Check("machine", "Ray", "failure", text, way_out)
     address = options.ray.address or os.environ.get("RAY_ADDRESS")
@@ -309,10 +333,11 @@ def _check_gpus(value: str, path: str, count: Any, first: int) -> Check:
         way_out = "only --env=qwen3vl reads it, and --params comes before it"
         return Check(_LAUNCHER, NUM_GPUS, "warning", f"{value}: changes nothing, {path} is {count}", way_out)
     there = torch.cuda.device_count()
-    state: State = "ok" if value.isdigit() and first + int(value) <= there else "warning"
-    way_out = "" if state == "ok" else "lower it, or rollout.server.first_gpu, or take rollout.engine=transformers"
     text = f"{value} asked for, from GPU {first} on; torch sees {there}"
-    return Check(_LAUNCHER, NUM_GPUS, state, text, way_out)
+    if value.isdigit() and first + int(value) <= there:
+        return Check(_LAUNCHER, NUM_GPUS, "ok", text)
+    way_out = "lower it, or rollout.server.first_gpu, or take rollout.engine=transformers"
+    return Check(_LAUNCHER, NUM_GPUS, "warning", text, way_out)
 
 
 def _value_at(values: Any, path: str) -> Any:

@@ -15,8 +15,9 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
-from geo_sokoban_pipeline.envs.inspection import Check, State
+from geo_sokoban_pipeline.envs.inspection import Check
 from geo_sokoban_pipeline.formats import size
+from geo_sokoban_pipeline.preflight.checks import find_cases
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
 
@@ -67,8 +68,7 @@ def layer_bytes(config: Any, policy: PolicyOptions, tokens: int) -> int:
     text, kept = config.text_config, _kept(policy)
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = (text.num_attention_heads + text.num_key_value_heads) * head_dim
-    experts = getattr(text, "num_experts_per_tok", 0)
-    if experts:
+    if experts := getattr(text, "num_experts_per_tok", 0):
         inner = experts * (kept.expert * text.hidden_size + kept.expert_inner * text.moe_intermediate_size)
     else:
         inner = kept.inner * text.intermediate_size
@@ -512,28 +512,22 @@ def check_memory(rank: RankPlan, places: Sequence[MemoryPlace], share: float) ->
     Args:
         share: largest allowed fraction of the free bytes.
     """
-    rows = [Check(_MEMORY, part, "ok", f"up to {size(count)} in a rank") for part, count in rank.parts.items() if count]
-    text = f"at most {size(rank.total)}, in the phase `{rank.phase}`"
-    rows.append(
-        Check(
+    host = f"; {size(sum(rank.host.values()))} in the CPU's memory" if rank.host else ""
+    rows = [
+        *(Check(_MEMORY, part, "ok", f"up to {size(count)} in a rank") for part, count in rank.parts.items() if count),
+        Check(_MEMORY, "rank", "ok", f"at most {size(rank.total)}, in the phase `{rank.phase}`{host}"),
+    ]
+    for place in (place for place in places if place.users):
+        users = (f"{name} {size(count)}" for name, count in place.users.items())
+        text = (" or " if place.is_shared else " + ").join(users)
+        text += f": at most {size(place.total)} of {size(place.free)} free"
+        fits, is_certain = place.total <= share * place.free, place.certain > place.free
+        rows += find_cases(
             _MEMORY,
-            "rank",
-            "ok",
-            text + (f"; {size(sum(rank.host.values()))} in the CPU's memory" if rank.host else ""),
+            (fits, place.name, "ok", text, ""),
+            (not fits and is_certain, place.name, "failure", text, _way_out(rank, place)),
+            (not fits and not is_certain, place.name, "warning", text, _way_out(rank, place)),
         )
-    )
-    for place in places:
-        if not place.users:
-            continue
-        state: State = "ok"
-        way_out = ""
-        if place.total > share * place.free:
-            state = "failure" if place.certain > place.free else "warning"
-            way_out = _way_out(rank, place)
-        sign = " or " if place.is_shared else " + "
-        users = sign.join(f"{name} {size(count)}" for name, count in place.users.items())
-        text = f"{users}: at most {size(place.total)} of {size(place.free)} free"
-        rows.append(Check(_MEMORY, place.name, state, text, way_out))
     return rows
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.envs.inspection import Check
 from geo_sokoban_pipeline.hub import fetch_config, find_cached
-from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
+from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters, load_encoding
+from geo_sokoban_pipeline.preflight.checks import find_cases
 from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
-from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, find_json
 
 _GROUP = "model"
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -126,18 +127,33 @@ def inspect_model(options: PolicyOptions, stored: Path | None = None) -> tuple[l
     assert options.path is not None  # the options check it
     if options.source == "folder":
         return _inspect_folder(options, find_policy_folder(options.path))
-    cached = find_cached(options.path, options.revision)
-    if cached is not None and is_complete(cached):
+    if (cached := find_cached(options.path, options.revision)) is not None and is_complete(cached):
         return _inspect_folder(options, cached)
     return _inspect_config(options, fetch_config(options.path, options.revision))
 
 
 def _inspect_folder(options: PolicyOptions, folder: Path) -> tuple[list[Check], ModelShape | None]:
+    from transformers import AutoConfig
+
     found = check_folder(folder)
     if any(check.state == "failure" for check in found):
         return found, None
-    shape = _folder_shape(options, folder)
-    return [*found, _size(shape, str(folder)), *_special_tokens(shape)], shape
+    encoding = load_encoding(folder)
+    shape = ModelShape.of(options, AutoConfig.from_pretrained(folder), encoding, folder)
+    # Building the codec checks that the tokenizer has its special tokens; the model's image token must be the same.
+    pad, expected = encoding.codec.image_pad_id, int(shape.config.image_token_id)
+    tokens = find_cases(
+        _GROUP,
+        (pad == expected, "tokens and template", "ok", f"image mark {pad}, chat template renders", ""),
+        (
+            pad != expected,
+            "tokens and template",
+            "failure",
+            f"the tokenizer's <|image_pad|> is {pad}, the model expects {expected}",
+            "take tokenizer and weights from one source",
+        ),
+    )
+    return [*found, _size(shape, str(folder)), *tokens], shape
 
 
 def _inspect_config(options: PolicyOptions, config: Path) -> tuple[list[Check], ModelShape]:
@@ -149,27 +165,18 @@ def _inspect_config(options: PolicyOptions, config: Path) -> tuple[list[Check], 
     revision = f" --revision {options.revision}" if options.revision else ""
     way_out = f"fetch it before: hf download {options.path}{revision}"
     text = f"{options.path}: not complete in the cache; "
-    if constants.HF_HUB_OFFLINE:
-        check = Check(_GROUP, "files", "failure", f"{text}HF_HUB_OFFLINE forbids fetching the rest", way_out)
-    else:
-        check = Check(_GROUP, "files", "warning", f"{text}the run fetches the rest", way_out)
+    files = find_cases(
+        _GROUP,
+        (constants.HF_HUB_OFFLINE, "files", "failure", f"{text}HF_HUB_OFFLINE forbids fetching the rest", way_out),
+        (not constants.HF_HUB_OFFLINE, "files", "warning", f"{text}the run fetches the rest", way_out),
+    )
     shape = ModelShape.of(options, AutoConfig.from_pretrained(config.parent))
-    return [check, _size(shape, str(options.path))], shape
+    return [*files, _size(shape, str(options.path))], shape
 
 
 def _size(shape: ModelShape, where: str) -> Check:
     text = f"{where}: {shape.config.model_type}, {shape.parameters:,} weights, context of {shape.context:,} tokens"
     return Check(_GROUP, "size", "ok", text)
-
-
-def _special_tokens(shape: ModelShape) -> list[Check]:
-    """Building the codec checks that the tokenizer has its special tokens; the model's image token must be the same."""
-    assert shape.encoding is not None  # read from a folder
-    pad, expected = shape.encoding.codec.image_pad_id, int(shape.config.image_token_id)
-    if pad == expected:
-        return [Check(_GROUP, "tokens and template", "ok", f"image mark {pad}, chat template renders")]
-    text = f"the tokenizer's <|image_pad|> is {pad}, the model expects {expected}"
-    return [Check(_GROUP, "tokens and template", "failure", text, "take tokenizer and weights from one source")]
 
 
 def _tiny_shape(options: PolicyOptions) -> ModelShape:
@@ -180,14 +187,6 @@ def _tiny_shape(options: PolicyOptions) -> ModelShape:
     config = build_config(options.tiny, tokenizer)
     processor = build_image_processor(options.tiny.min_pixels, options.tiny.max_pixels)
     return ModelShape.of(options, config, Policy(None, tokenizer, processor))
-
-
-def _folder_shape(options: PolicyOptions, folder: Path) -> ModelShape:
-    from transformers import AutoConfig
-
-    from geo_sokoban_pipeline.policies.policy import load_encoding
-
-    return ModelShape.of(options, AutoConfig.from_pretrained(folder), load_encoding(folder), folder)
 
 
 # The files of a policy folder: every shard complete; tokenizer, template and processor present.
@@ -248,9 +247,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 def _indexed(folder: Path) -> dict[str, str]:
     """File of each tensor, from the index; empty without an index."""
-    index = folder / _INDEX
-    named: dict[str, str] = read_json(index).get("weight_map", {}) if index.is_file() else {}
-    return named
+    return dict((find_json(folder / _INDEX) or {}).get("weight_map", {}))
 
 
 def _torn_weights(folder: Path) -> list[Check]:
@@ -264,28 +261,38 @@ def _torn_weights(folder: Path) -> list[Check]:
             held |= set(read_header(folder / name))
         except CorruptFolderError as error:
             found.append(Check(_GROUP, "weights", "failure", str(error), "delete the file and fetch it again"))
-    lost = sorted(set(named) - held)
-    if lost and not found and there == files:
+    if (lost := sorted(set(named) - held)) and not found and there == files:
         text = f"{folder}: {len(lost)} tensors of {_INDEX} are in no file, such as {lost[0]}"
         found.append(Check(_GROUP, "weights", "failure", text, "fetch the folder again"))
     return found
 
 
 def _missing_files(folder: Path) -> list[Check]:
+    def lacks(*names: str) -> bool:
+        return not any((folder / name).is_file() for name in names)
+
     files = sorted(set(_indexed(folder).values()))
-    found = [_missing(folder / name, f"listed in {_INDEX}") for name in files if not (folder / name).is_file()]
-    if not files and any(folder.glob("model-*-of-*.safetensors")):
-        found.append(_missing(folder / _INDEX, "the index of the weights"))
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-        found.append(_missing(folder / "tokenizer.json", "the tokenizer"))
-    if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
-        found.append(_missing(folder / "preprocessor_config.json", "the image processor"))
-    settings = folder / "tokenizer_config.json"
-    template = settings.is_file() and read_json(settings).get("chat_template")
-    if not template and not any((folder / f"chat_template.{end}").is_file() for end in ("jinja", "json")):
-        found.append(_missing(folder / "chat_template.jinja", "the chat template"))
-    return found
-
-
-def _missing(path: Path, what: str) -> Check:
-    return Check(_GROUP, "files", "failure", f"{path} is missing ({what})", "copy or fetch the whole folder")
+    template = (find_json(folder / "tokenizer_config.json") or {}).get("chat_template")
+    needed = [
+        *((lacks(name), name, f"listed in {_INDEX}") for name in files),
+        (not files and any(folder.glob("model-*-of-*.safetensors")), _INDEX, "the index of the weights"),
+        (lacks("tokenizer.json", "vocab.json"), "tokenizer.json", "the tokenizer"),
+        (
+            lacks("preprocessor_config.json", "processor_config.json"),
+            "preprocessor_config.json",
+            "the image processor",
+        ),
+        (
+            not template and lacks("chat_template.jinja", "chat_template.json"),
+            "chat_template.jinja",
+            "the chat template",
+        ),
+    ]
+    way_out = "copy or fetch the whole folder"
+    return find_cases(
+        _GROUP,
+        *(
+            (lacking, "files", "failure", f"{folder / name} is missing ({what})", way_out)
+            for lacking, name, what in needed
+        ),
+    )

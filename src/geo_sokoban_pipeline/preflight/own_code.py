@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -117,13 +118,9 @@ class _Expert:
     name, software_version, seeded = "expert", "", True
 
 
-class _NoEnv:
+def _no_env(sample: Any, args: Any) -> SimpleNamespace:
     """A dummy environment, for encoding prompts."""
-
-    def reset(self) -> None: ...
-    def step(self, text: str) -> None: ...
-    def format_observation(self, observation: Any) -> None: ...
-    def close(self) -> None: ...
+    return SimpleNamespace(**dict.fromkeys(("reset", "step", "format_observation", "close"), lambda *_: None))
 
 
 def try_episode(
@@ -158,7 +155,7 @@ def _run_episode(encoding: Policy, row: dict[str, Any], options: TrainOptions, s
     episode = _begin(encoding, row, options, seed)
     codec = encoding.codec
     episode.start(load_object(options.env.factory, default_name="build_env"))
-    responses = _responses(episode, options, seed)
+    responses = _responses(episode.env, row, options, seed)
     while episode.is_pending and (text := next(responses, None)) is not None:
         ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
         episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
@@ -175,21 +172,24 @@ def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: i
     return Episode(0, EpisodeRequest("preflight/episode", row, 0, 0, seed), encoding, settings)
 
 
-def _responses(episode: Episode, options: TrainOptions, seed: int) -> Iterator[str]:
+def _responses(env: Any, row: dict[str, Any], options: TrainOptions, seed: int) -> Iterator[str]:
     """Responses of the expert until it gives up; one plain response if the run has no warm start."""
     if not options.warm_start.steps:
         yield task_of(options.task).plain_response
         return
-    chosen = options.warm_start.teacher
-    expert = make_expert(chosen, episode.request.prompt)
-    generator = python_generator(seed, "preflight")
-    while (text := expert.respond(episode.env, generator)) is not None:
+    expert, generator = make_expert(options.warm_start.teacher, row), python_generator(seed, "preflight")
+    while (text := expert.respond(env, generator)) is not None:
+        if not isinstance(text, str):
+            raise TypeError(
+                f"warm_start.teacher.factory={options.warm_start.teacher.factory}: respond must return a str, or None "
+                f"to end the episode; it returned {type_name(text)}"
+            )
         yield text
 
 
 def _encode_prompt(encoding: Policy, row: dict[str, Any], options: TrainOptions) -> Trajectory:
     episode = _begin(encoding, row, options, 0)
-    episode.start(lambda sample, args: _NoEnv())
+    episode.start(_no_env)
     if episode.error is not None:
         raise RuntimeError(f"the prompt {row.get('id')} cannot be encoded: {episode.error}")
     return episode.snapshot()
@@ -260,7 +260,7 @@ def _try_episode(
         env.reset()
         responses: list[str] = []
         infos: list[dict[str, Any]] = []
-        for text in _trial_responses(env, row, options, seed):
+        for text in _responses(env, row, options, seed):
             responses.append(text[: len(text) // 2] if truncated else text)
             if truncated:
                 break
@@ -277,21 +277,6 @@ def _try_episode(
     return parts, infos
 
 
-def _trial_responses(env: Any, row: Row, options: TrainOptions, seed: int) -> Iterator[str]:
-    if not options.warm_start.steps:
-        yield task_of(options.task).plain_response
-        return
-    expert = make_expert(options.warm_start.teacher, row)
-    generator = python_generator(seed, "preflight")
-    while (text := expert.respond(env, generator)) is not None:
-        if not isinstance(text, str):
-            raise TypeError(
-                f"warm_start.teacher.factory={options.warm_start.teacher.factory}: respond must return a str, or None "
-                f"to end the episode; it returned {type_name(text)}"
-            )
-        yield text
-
-
 def _check_credit(run: str, options: TrainOptions, parts: dict[str, float], infos: list[Any]) -> list[Check]:
     from geo_sokoban_pipeline.grpo.scoring import adds_up
 
@@ -302,9 +287,8 @@ def _check_credit(run: str, options: TrainOptions, parts: dict[str, float], info
     values = np.asarray(task.turn_values(rewards, stepped, own, options.reward.args), np.float64)
     if adds_up(values, parts["reward"]) and (len(values) or not infos):
         return []
-    text = f"{run}.grpo.credit=turn: needs a reward made of {task.credited}, but "
+    why = f"the infos of {options.env.factory} hold no turn_reward"
     if len(values):
-        text += f"{options.reward.function} gives {parts['reward']:g} for turns that add up to {values.sum():g}"
-    else:
-        text += f"the infos of {options.env.factory} hold no turn_reward"
+        why = f"{options.reward.function} gives {parts['reward']:g} for turns that add up to {values.sum():g}"
+    text = f"{run}.grpo.credit=turn: needs a reward made of {task.credited}, but {why}"
     return [Check(_GROUP, "credit", "failure", text, f"set {run}.grpo.credit=episode")]

@@ -12,24 +12,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.envs.inspection import Check
 from geo_sokoban_pipeline.formats import size
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
-from geo_sokoban_pipeline.preflight.checks import Subject
+from geo_sokoban_pipeline.preflight.checks import Subject, find_cases
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
 from geo_sokoban_pipeline.preflight.stored import Stored
 from geo_sokoban_pipeline.runs.policy_folder import open_policy
 from geo_sokoban_pipeline.runs.storage import free_bytes, nearest_folder, write_folder
-from geo_sokoban_pipeline.training.backends.base import MOST_SKIPPED
+from geo_sokoban_pipeline.training.backends.base import MOST_SKIPPED, TrainBackend
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, write_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory
-
-if TYPE_CHECKING:
-    from geo_sokoban_pipeline.training.backends.base import TrainBackend
 
 _DISK = "disk"
 # Weights, and two moments of the optimizer in the same type.
@@ -88,14 +85,16 @@ def plan_disk(
     """
     loop = options.loop
     left = max(loop.iterations - stored.iterations, 0)
-    per_episode = episode_bytes(options, shape)
+    of_tokens = token_bytes(options, shape)
+    # All turns are used, and no image is shared.
+    per_episode = of_tokens + (options.rollout.max_turns + 1) * (shape.image_bytes + 2 * _TURN_BYTES)
     validations = count_validations(loop, stored.iterations) * 2 * validation
     evaluations = 2 * evaluation * (options.evaluation.samples + int(options.evaluation.greedy))
     episodes = options.grpo.groups * options.grpo.group_size
     if stored.iteration_bytes is None:
         # One iteration more than the newest is whole until it is thinned.
         whole = min(left, loop.retention.newest + 1)
-        kept = per_episode if loop.retention.tokens else per_episode - token_bytes(options, shape)
+        kept = per_episode if loop.retention.tokens else per_episode - of_tokens
         iterations = episodes * (whole * per_episode + (left - whole) * kept // loop.retention.episodes)
     else:
         iterations = left * stored.iteration_bytes
@@ -119,8 +118,7 @@ def count_validations(loop: LoopOptions, done: int) -> int:
     """Validations that a run still makes after `done` iterations, including the one before training."""
     if not loop.eval_interval:
         return 0
-    last = max(loop.iterations, done)
-    return last // loop.eval_interval - done // loop.eval_interval + int(done == 0)
+    return max(loop.iterations, done) // loop.eval_interval - done // loop.eval_interval + int(done == 0)
 
 
 def _checkpoints(options: TrainOptions, left: int, stored: Stored) -> int:
@@ -135,17 +133,10 @@ def _checkpoints(options: TrainOptions, left: int, stored: Stored) -> int:
     return min(to_save, max(loop.keep_last + int(loop.keep_best) + 1 - stored.checkpoints, 1))
 
 
-def episode_bytes(options: TrainOptions, shape: EpisodeShape) -> int:
-    """Upper bound on the bytes of a stored episode: all turns are used, and no image is shared."""
-    turns = options.rollout.max_turns
-    return token_bytes(options, shape) + (turns + 1) * (shape.image_bytes + 2 * _TURN_BYTES)
-
-
 def token_bytes(options: TrainOptions, shape: EpisodeShape) -> int:
     """Upper bound on the bytes of a stored episode's tokens, masks and log-probs."""
     response = options.rollout.max_tokens_per_turn or max(shape.response, 1)
-    tokens = shape.prompt + options.rollout.max_turns * (response + shape.observation)
-    return tokens * _TOKEN_BYTES
+    return _TOKEN_BYTES * (shape.prompt + options.rollout.max_turns * (response + shape.observation))
 
 
 def check_space(plan: DiskPlan, root: Path, free: int | None = None, replaced: int = 0) -> Check:
@@ -161,11 +152,12 @@ def check_space(plan: DiskPlan, root: Path, free: int | None = None, replaced: i
     way_out = "free space, move data_root, lower loop.keep_last or loop.iterations, or set loop.retention"
     if replaced:
         text += f", {size(replaced)} more after the first checkpoint, when the replaced run is deleted"
-    if plan.certain > there + replaced or plan.first > there:
-        return Check(_DISK, "space", "failure", text, way_out)
-    if plan.total > there + replaced:
-        return Check(_DISK, "space", "warning", f"{text}; an upper bound", way_out)
-    return Check(_DISK, "space", "ok", text)
+    return find_cases(
+        _DISK,
+        (plan.certain > there + replaced or plan.first > there, "space", "failure", text, way_out),
+        (plan.total > there + replaced, "space", "warning", f"{text}; an upper bound", way_out),
+        (True, "space", "ok", text, ""),
+    )[0]
 
 
 def check_writable(folders: list[Path]) -> list[Check]:
@@ -254,13 +246,24 @@ def describe_timing(
         Check(_TIMED, "saving", "ok", f"{timing.save:.2f} s: {written}"),
         Check(_TIMED, "memory", "ok", f"at most {size(timing.peak_bytes)} resident"),
     ]
-    if timing.skipped:
-        text = f"{timing.skipped} of {timing.steps} optimizer steps had no finite gradient; a run continues, but stops "
-        text += f"after {MOST_SKIPPED} in a row"
-        found.append(Check(_TIMED, "gradients", "warning", text, "lower optimizer.learning_rate or take float32"))
-    elif not timing.steps:
-        text = "no group to train on: the filter dropped all"
-        found.append(Check(_TIMED, "gradients", "warning", text, "lengthen the warm start, or see grpo.filter"))
+    found += find_cases(
+        _TIMED,
+        (
+            timing.skipped,
+            "gradients",
+            "warning",
+            f"{timing.skipped} of {timing.steps} optimizer steps had no finite gradient; a run continues, but stops "
+            f"after {MOST_SKIPPED} in a row",
+            "lower optimizer.learning_rate or take float32",
+        ),
+        (
+            not timing.skipped and not timing.steps,
+            "gradients",
+            "warning",
+            "no group to train on: the filter dropped all",
+            "lengthen the warm start, or see grpo.filter",
+        ),
+    )
     parts = estimate_run(timing, options, validation=validation, evaluation=evaluation, done=done)
     shares = ", ".join(f"{name} {_clock(seconds)}" for name, seconds in parts.items())
     text = f"{timing.iteration:.2f} s an iteration; {_clock(sum(parts.values()))} in total ({shares})"
@@ -361,6 +364,7 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
             updated = time.perf_counter()
         sizes = _save(folder, policy, backend, trajectories)
         saved = time.perf_counter()
+    own, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return Timing(
         sft_step=sft,
         rollout=collected - began,
@@ -372,14 +376,9 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
         skipped=int(metrics.get("train/skipped", 0)),
         checkpoint_bytes=sizes[0],
         trajectory_bytes=sizes[1],
-        peak_bytes=_peak_bytes(options.processes - 1 + (options.rollout.workers or 0)),
+        # Of this process plus that of ended workers, each counted as the largest of them.
+        peak_bytes=1024 * (own + (options.processes - 1 + (options.rollout.workers or 0)) * largest),
     )
-
-
-def _peak_bytes(workers: int) -> int:
-    """Peak resident memory of this process plus that of ended workers, each counted as the largest of them."""
-    own, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return (own + workers * largest) * 1024
 
 
 def ready_policy(
@@ -395,8 +394,7 @@ def ready_policy(
 
     options = subject.options
     if subject.learnt_policy is not None:
-        stored = open_policy(subject.learnt_policy)
-        return load_driver_policy(options, stored.path), None
+        return load_driver_policy(options, open_policy(subject.learnt_policy).path), None
     policy = _starting_policy(subject, model, folder)
     steps = min(options.warm_start.steps, subject.settings.imitation_steps)
     if options.policy.source != "tiny":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -9,7 +10,8 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -19,6 +21,7 @@ from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.envs.inspection import Check, State
 from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.preflight.checks import find_cases
 
 _GROUP = "network"
 _FOUND, _REFUSED, _UNKNOWN = 200, (401, 403), 404
@@ -47,8 +50,8 @@ class NeededServer:
 
 def needed_servers(parameters: ProjectParameters) -> list[NeededServer]:
     """Servers of a run's parameters."""
-    uri = parameters.tracking.uri
-    if not parameters.tracking.enabled or uri is None or not uri.startswith(("http://", "https://")):
+    uri = parameters.tracking.uri or ""
+    if not parameters.tracking.enabled or not uri.startswith(("http://", "https://")):
         return []
     # Only a warning, because a run works without tracking.
     way_out = "start the server, or set tracking.uri=null or tracking.enabled=false"
@@ -62,16 +65,15 @@ def check_servers(servers: list[NeededServer], timeout: float) -> list[Check]:
     Args:
         timeout: seconds to wait for each server.
     """
-    if not servers:
-        return [Check(_GROUP, "ports", "ok", "none needed")]
-    found = []
-    for server in servers:
-        try:
-            found.append(_check_server(server, timeout))
-        except (OSError, HTTPException, ValueError) as error:
-            text = f"{_shown(server.uri)}: {type(error).__name__}: {error}"
-            found.append(Check(_GROUP, server.name, server.state, text, server.way_out))
-    return found
+    return [_try_server(server, timeout) for server in servers] or [Check(_GROUP, "ports", "ok", "none needed")]
+
+
+def _try_server(server: NeededServer, timeout: float) -> Check:
+    try:
+        return _check_server(server, timeout)
+    except (OSError, HTTPException, ValueError) as error:
+        text = f"{_shown(server.uri)}: {type(error).__name__}: {error}"
+        return Check(_GROUP, server.name, server.state, text, server.way_out)
 
 
 def check_keys(parameters: ProjectParameters, run: str, timeout: float, *, has_policy: bool = False) -> list[Check]:
@@ -83,15 +85,12 @@ def check_keys(parameters: ProjectParameters, run: str, timeout: float, *, has_p
         has_policy: the run has stored its own copy of its starting policy.
     """
     options = getattr(parameters, run)
-    data = getattr(parameters, options.task)
-    wanted = []
+    data, found = getattr(parameters, options.task), []
     if options.policy.source == "hub" and not has_policy:
-        wanted.append(("policy", "models", options.policy.path))
+        found.append(_check_hub("policy", "models", options.policy.path, timeout))
     if data.source == "hub" and not os.path.isdir(data.hub.dataset):
-        wanted.append(("data", "datasets", data.hub.dataset))
-    if not wanted:
-        return [Check(_GROUP, "keys", "ok", "none needed: nothing comes from the hub")]
-    return [_check_hub(*entry, timeout) for entry in wanted]
+        found.append(_check_hub("data", "datasets", data.hub.dataset, timeout))
+    return found or [Check(_GROUP, "keys", "ok", "none needed: nothing comes from the hub")]
 
 
 def _check_server(server: NeededServer, timeout: float) -> Check:
@@ -106,8 +105,7 @@ def _check_server(server: NeededServer, timeout: float) -> Check:
         return Check(_GROUP, server.name, server.state, text, server.way_out)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     header = _login_header(parts.username) if server.header is None else server.header
-    code = _status(bare, timeout, header)
-    if code in _REFUSED:
+    if (code := _status(bare, timeout, header)) in _REFUSED:
         return Check(_GROUP, server.name, server.state, f"{shown}: refuses this user ({code})", server.login)
     return Check(_GROUP, server.name, "ok", f"{shown}: port {port} answers")
 
@@ -119,40 +117,42 @@ def _shown(uri: str) -> str:
 
 
 def _check_hub(what: str, kind: str, repository: str, timeout: float) -> Check:
-    from huggingface_hub import constants
+    from huggingface_hub import constants, get_token
 
-    name = f"keys ({what})"
-    token, shown = _hub_token()
+    token, name = get_token(), f"keys ({what})"
+    given = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name)]
+    shown = f"{given[0]} is set" if given else "with the token of `hf auth login`"
+    shown = "no token" if token is None else shown
     if constants.HF_HUB_OFFLINE:
         return Check(_GROUP, name, "skipped", f"{repository}: HF_HUB_OFFLINE is set; {shown}")
-    header = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
+    header, code = {"Authorization": f"Bearer {token}"} if token else {}, None
+    with suppress(HTTPException, ValueError):
         code = _status(f"{constants.ENDPOINT}/api/{kind}/{quote(repository)}/auth-check", timeout, header)
-    except (HTTPException, ValueError):
-        code = None
-    if code == _FOUND:
-        return Check(_GROUP, name, "ok", f"{repository}: the hub accepts this user; {shown}")
-    if code in _REFUSED:
-        text = f"{repository}: the hub refuses access ({code}); {shown}"
-        way_out = "accept its terms on the hub and set HF_TOKEN, or give a local folder"
-        return Check(_GROUP, name, "failure", text, way_out)
-    if code == _UNKNOWN:
-        text = f"{repository}: the hub has none of this name, or hides it from this user ({code}); {shown}"
-        return Check(_GROUP, name, "failure", text, "check the name, set HF_TOKEN, or give a local folder")
-    text = f"{repository}: the hub {'does not answer' if code is None else f'answers {code}'}; {shown}"
-    way_out = "check the network and try again, or give a local folder; cached files are used"
-    return Check(_GROUP, name, "warning", text, way_out)
-
-
-def _hub_token() -> tuple[str | None, str]:
-    """Token of the hub, and where it comes from."""
-    from huggingface_hub import get_token
-
-    token = get_token()
-    if token is None:
-        return None, "no token"
-    names = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name)]
-    return token, f"{names[0]} is set" if names else "with the token of `hf auth login`"
+    return find_cases(
+        _GROUP,
+        (code == _FOUND, name, "ok", f"{repository}: the hub accepts this user; {shown}", ""),
+        (
+            code in _REFUSED,
+            name,
+            "failure",
+            f"{repository}: the hub refuses access ({code}); {shown}",
+            "accept its terms on the hub and set HF_TOKEN, or give a local folder",
+        ),
+        (
+            code == _UNKNOWN,
+            name,
+            "failure",
+            f"{repository}: the hub has none of this name, or hides it from this user ({code}); {shown}",
+            "check the name, set HF_TOKEN, or give a local folder",
+        ),
+        (
+            True,
+            name,
+            "warning",
+            f"{repository}: the hub {'does not answer' if code is None else f'answers {code}'}; {shown}",
+            "check the network and try again, or give a local folder; cached files are used",
+        ),
+    )[0]
 
 
 def _status(uri: str, timeout: float, header: Mapping[str, str]) -> int | None:
@@ -168,14 +168,10 @@ def _status(uri: str, timeout: float, header: Mapping[str, str]) -> int | None:
 
 def _login_header(user: str | None) -> dict[str, str]:
     """Login of MLflow from the environment; the address may contain the user, but no password."""
-    import base64
-
-    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
-    if token:
+    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
     user = os.environ.get("MLFLOW_TRACKING_USERNAME") or unquote(user or "")
-    password = os.environ.get("MLFLOW_TRACKING_PASSWORD")
-    if user and password:
+    if user and (password := os.environ.get("MLFLOW_TRACKING_PASSWORD")):
         return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
     return {}
 
@@ -226,23 +222,26 @@ def check_sampling_servers(
     if options.rollout.engine != "sglang":
         return []
     name = f"{run}.rollout.server"
-    found = list(_check_cache(name, options, longest))
+    found = _check_cache(name, options, longest)
     if server.mode == "attach":
         server.api_key()
-        return [*found, _note_images(name)]
+        text = f"{name}.urls: attached servers may cache image features, which become stale when vision weights change"
+        return [*found, Check(_SAMPLING, "image cache", "warning", text, "start them with SGLANG_VLM_CACHE_SIZE_MB=0")]
     if options.places_servers:
         text = f"{name}.python={server.python}: on the nodes of a Ray cluster, where each server looks for it"
         return [*found, Check(_SAMPLING, "environment", "skipped", text)]
-    versions = read_versions(server)
-    if versions is None:
-        text = f"{name}.python={server.python}: no working interpreter"
-        return [*found, Check(_SAMPLING, "environment", "failure", text, "make sglang-env")]
-    found += check_versions(name, server, versions)
-    found += _check_ports(name, server)
+    if (versions := read_versions(server)) is None:
+        return [*found, _no_interpreter(name, server)]
+    found += [*check_versions(name, server, versions), *_check_ports(name, server)]
     if server.device == "cuda":
         found += check_gpus(name, server, _capabilities() if gpus is None else gpus)
         found += _check_update(name, options)
     return found
+
+
+def _no_interpreter(name: str, server: ServerOptions) -> Check:
+    text = f"{name}.python={server.python}: no working interpreter"
+    return Check(_SAMPLING, "environment", "failure", text, "make sglang-env")
 
 
 def check_launch(run: str, options: TrainOptions) -> list[Check]:
@@ -251,19 +250,14 @@ def check_launch(run: str, options: TrainOptions) -> list[Check]:
     Raises:
         ValueError: the variable of the servers' API key is not set.
     """
-    server = options.rollout.server
-    name = f"{run}.rollout.server"
-    if options.rollout.engine != "sglang":
-        return []
-    if server.mode == "attach":
+    server, name = options.rollout.server, f"{run}.rollout.server"
+    if options.rollout.engine == "sglang" and server.mode == "attach":
         server.api_key()
-        return []
-    if options.places_servers:
+    if options.rollout.engine != "sglang" or server.mode == "attach" or options.places_servers:
         return []
     if shutil.which(str(Path(server.python).expanduser())) is None:
-        text = f"{name}.python={server.python}: no working interpreter"
-        return [Check(_SAMPLING, "environment", "failure", text, "make sglang-env")]
-    return list(_check_ports(name, server))
+        return [_no_interpreter(name, server)]
+    return _check_ports(name, server)
 
 
 def read_versions(server: ServerOptions) -> dict[str, str | None] | None:
@@ -273,95 +267,132 @@ def read_versions(server: ServerOptions) -> dict[str, str | None] | None:
         done = subprocess.run(
             [str(python), "-c", _LIST_VERSIONS, *_PACKAGES], capture_output=True, text=True, check=True, timeout=60
         )
-        versions: dict[str, str | None] = json.loads(done.stdout)
+        return dict(json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError):
         return None
-    return versions
 
 
 def check_versions(name: str, server: ServerOptions, versions: Mapping[str, str | None]) -> list[Check]:
     """Findings about the packages of the servers' environment."""
     sglang, torch, cudnn = versions.get("sglang"), versions.get("torch"), versions.get("nvidia-cudnn-cu12")
-    if sglang is None or torch is None:
-        text = f"{name}.python={server.python}: no sglang there" if sglang is None else "no torch beside sglang"
-        return [Check(_SAMPLING, "environment", "failure", text, "make sglang-env")]
-    if server.router != "none" and versions.get("sglang-router") is None:
-        text = f"{name}.router={server.router}: no sglang-router in that environment"
-        return [Check(_SAMPLING, "router", "failure", text, "make sglang-env, or router=none")]
-    found = []
-    if sglang != _TESTED:
-        text = f"sglang {sglang}; this project is tested with {_TESTED}"
-        found.append(Check(_SAMPLING, "environment", "warning", text, "make sglang-env"))
-    old = _numbers(torch) < _SLOW_CONVOLUTION_BELOW and (cudnn is None or _numbers(cudnn) < _FAST_CUDNN)
-    if server.device == "cuda" and old:
-        text = f"torch {torch} with cuDNN {cudnn or 'unknown'}: the vision tower's convolution is very slow"
-        way_out = "install nvidia-cudnn-cu12==9.16.0.29 there, or torch 2.10 or later"
-        found.append(Check(_SAMPLING, "cuDNN", "failure", text, way_out))
+    lacking = find_cases(
+        _SAMPLING,
+        (
+            sglang is None,
+            "environment",
+            "failure",
+            f"{name}.python={server.python}: no sglang there",
+            "make sglang-env",
+        ),
+        (torch is None, "environment", "failure", "no torch beside sglang", "make sglang-env"),
+        (
+            server.router != "none" and versions.get("sglang-router") is None,
+            "router",
+            "failure",
+            f"{name}.router={server.router}: no sglang-router in that environment",
+            "make sglang-env, or router=none",
+        ),
+    )
+    old = _numbers(torch) < _SLOW_CONVOLUTION_BELOW and _numbers(cudnn) < _FAST_CUDNN
+    found = lacking[:1] or find_cases(
+        _SAMPLING,
+        (
+            sglang != _TESTED,
+            "environment",
+            "warning",
+            f"sglang {sglang}; this project is tested with {_TESTED}",
+            "make sglang-env",
+        ),
+        (
+            server.device == "cuda" and old,
+            "cuDNN",
+            "failure",
+            f"torch {torch} with cuDNN {cudnn or 'unknown'}: the vision tower's convolution is very slow",
+            "install nvidia-cudnn-cu12==9.16.0.29 there, or torch 2.10 or later",
+        ),
+    )
     return found or [Check(_SAMPLING, "environment", "ok", f"sglang {sglang}, torch {torch}")]
 
 
 def check_gpus(name: str, server: ServerOptions, capabilities: list[int]) -> list[Check]:
     """Findings about GPUs: their number, and the attention backends that they support."""
     wanted = server.first_gpu + server.count * server.tensor_parallel
-    if len(capabilities) < wanted:
-        text = f"{name}.count={server.count} servers of {server.tensor_parallel} GPUs"
-        text += f" from GPU {server.first_gpu} on" if server.first_gpu else ""
-        text += f"; {len(capabilities)} are visible"
-        way_out = "lower count, tensor_parallel or first_gpu, or device=cpu"
-        return [Check(_SAMPLING, "GPUs", "failure", text, way_out)]
-    found = []
-    for option in ("attention_backend", "mm_attention_backend"):
-        chosen = getattr(server, option)
-        if chosen == "fa3" and max(capabilities, default=0) >= _BLACKWELL:
-            text = f"{name}.{option}=fa3: this GPU has no flash attention 3"
-            other = "sdpa" if option.startswith("mm") else "triton"
-            found.append(Check(_SAMPLING, "attention", "failure", text, f"set {option}={other}"))
+    first = f" from GPU {server.first_gpu} on" if server.first_gpu else ""
+    backends = (("attention_backend", "triton"), ("mm_attention_backend", "sdpa"))
+    found = find_cases(
+        _SAMPLING,
+        (
+            len(capabilities) < wanted,
+            "GPUs",
+            "failure",
+            f"{name}.count={server.count} servers of {server.tensor_parallel} GPUs{first}; {len(capabilities)} are "
+            "visible",
+            "lower count, tensor_parallel or first_gpu, or device=cpu",
+        ),
+    ) or find_cases(
+        _SAMPLING,
+        *(
+            (
+                getattr(server, option) == "fa3" and max(capabilities, default=0) >= _BLACKWELL,
+                "attention",
+                "failure",
+                f"{name}.{option}=fa3: this GPU has no flash attention 3",
+                f"set {option}={other}",
+            )
+            for option, other in backends
+        ),
+    )
     return found or [Check(_SAMPLING, "GPUs", "ok", f"{wanted} of {len(capabilities)}")]
 
 
-def _check_update(name: str, options: TrainOptions) -> Iterator[Check]:
+def _check_update(name: str, options: TrainOptions) -> list[Check]:
     """Whether the way of weights suits the place of the servers; the trainer's ranks have GPUs 0, 1 and so on."""
-    server, ranks = options.rollout.server, options.processes
-    if options.policy.device == "cpu":
-        if server.update == "ipc":
-            text = f"{name}.update=ipc: the policy is on the CPU (policy.device=cpu)"
-            yield Check(_SAMPLING, "weights", "failure", text, "take update=group")
-    elif server.update == "group" and server.first_gpu < ranks:
-        text = f"{name}.update=group: server 0 shares GPU {server.first_gpu} with a rank; nccl takes one process a GPU"
-        yield Check(_SAMPLING, "weights", "failure", text, f"take update=ipc, or first_gpu={ranks}")
+    server, ranks, on_cpu = options.rollout.server, options.processes, options.policy.device == "cpu"
+    return find_cases(
+        _SAMPLING,
+        (
+            on_cpu and server.update == "ipc",
+            "weights",
+            "failure",
+            f"{name}.update=ipc: the policy is on the CPU (policy.device=cpu)",
+            "take update=group",
+        ),
+        (
+            not on_cpu and server.update == "group" and server.first_gpu < ranks,
+            "weights",
+            "failure",
+            f"{name}.update=group: server 0 shares GPU {server.first_gpu} with a rank; nccl takes one process a GPU",
+            f"take update=ipc, or first_gpu={ranks}",
+        ),
+    )
 
 
-def _check_ports(name: str, server: ServerOptions) -> Iterator[Check]:
+def _check_ports(name: str, server: ServerOptions) -> list[Check]:
     from geo_sokoban_pipeline.rollout.engines.sglang.launcher import is_free
 
     taken = [port for port in server.ports or () if not is_free(server.host, port)]
-    if taken:
-        text = f"{name}.ports: {', '.join(map(str, taken))} of {server.host} are taken"
-        yield Check(_SAMPLING, "ports", "failure", text, "give others, or null for free ones")
+    text = f"{name}.ports: {', '.join(map(str, taken))} of {server.host} are taken"
+    return find_cases(_SAMPLING, (taken, "ports", "failure", text, "give others, or null for free ones"))
 
 
-def _check_cache(name: str, options: TrainOptions, longest: int | None) -> Iterator[Check]:
+def _check_cache(name: str, options: TrainOptions, longest: int | None) -> list[Check]:
     server, pool = options.rollout.server, options.rollout.server.max_total_tokens
     if longest is None or pool is None:
-        return
+        return []
     servers = server.count if server.mode == "launch" else len(server.urls)
     together = options.grpo.groups * options.grpo.group_size * longest
     text = f"{name}.max_total_tokens={pool}: "
-    if longest > pool:
-        yield Check(_SAMPLING, "cache", "failure", f"{text}an episode has up to {longest}", "raise it")
-    elif together > pool * servers:
-        yield Check(
-            _SAMPLING,
+    return find_cases(
+        _SAMPLING,
+        (longest > pool, "cache", "failure", f"{text}an episode has up to {longest}", "raise it"),
+        (
+            longest <= pool and together > pool * servers,
             "cache",
             "warning",
             f"{text}an iteration's episodes have up to {together}, so that turns are prefilled again",
             "raise it if memory allows",
-        )
-
-
-def _note_images(name: str) -> Check:
-    text = f"{name}.urls: attached servers may cache image features, which become stale when vision weights change"
-    return Check(_SAMPLING, "image cache", "warning", text, "start them with SGLANG_VLM_CACHE_SIZE_MB=0")
+        ),
+    )
 
 
 def _capabilities() -> list[int]:
@@ -370,5 +401,6 @@ def _capabilities() -> list[int]:
     return [torch.cuda.get_device_capability(number)[0] for number in range(torch.cuda.device_count())]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdigit())
+def _numbers(version: str | None) -> tuple[int, ...]:
+    """The first two numbers of a version; of none, fewer than those of any."""
+    return tuple(int(part) for part in (version or "").partition("+")[0].split(".")[:2] if part.isdigit())

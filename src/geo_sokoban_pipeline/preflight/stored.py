@@ -30,6 +30,7 @@ from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
     MANIFEST,
     CorruptFolderError,
+    find_json,
     held_bytes,
     read_json,
     read_manifest,
@@ -68,8 +69,7 @@ def check_stored_run(run: str, models: Path, parameters: ProjectParameters) -> N
         return
     lines: dict[str, None] = {}
     for folder, current in stages(run, models, parameters):
-        manifest = read_manifest(folder, verify=False)
-        if manifest is not None:
+        if manifest := read_manifest(folder, verify=False):
             stored = {k: v for k, v in manifest.get("fingerprint", {}).items() if not k.startswith(_INPUTS)}
             lines |= dict.fromkeys(differences(stored, current))
     if lines:
@@ -94,32 +94,26 @@ def other_settings(run: str, models: Path, options: TrainOptions) -> list[str]:
     manifest = next(filter(None, (read_manifest(folder, verify=False) for folder in folders)), None)
     if manifest is None:
         return []
-    stored = manifest.get("fingerprint", {})
-    current = loop_parameters(options, 0, {})
-
-    def compared(values: Fingerprint) -> Fingerprint:
-        return {
+    stored, current = (
+        {
             name: value
             for name, value in values.items()
             if name.startswith(_COMPARED[kind]) and not name.startswith(_NOT_COMPARED[kind])
         }
-
-    before = compared(stored)
-    if "grpo.group_size" in stored:  # a checkpoint of the loop has all settings
-        return differences(before, compared(current))
-    return differences(before, {name: value for name, value in compared(current).items() if name in before})
+        for values in (manifest.get("fingerprint", {}), loop_parameters(options, 0, {}))
+    )
+    if "grpo.group_size" not in manifest.get("fingerprint", {}):  # a checkpoint of the loop has all settings
+        current = {name: value for name, value in current.items() if name in stored}
+    return differences(stored, current)
 
 
 def stages(run: str, models: Path, parameters: ProjectParameters) -> list[tuple[Path, Fingerprint]]:
     """Folder and current parameters of each stage: starting policy, warm start, newest checkpoint."""
     options = getattr(parameters, run)
     data = identify_data(options.task, getattr(parameters, options.task)).fingerprint
-    found = [
+    return [
         (models / "base_policy", policy_parameters(options.policy, parameters.seed)),
         (models / "policy", warm_start_parameters(options, parameters.seed, data)),
-    ]
-    return [
-        *found,
         *((folder, loop_parameters(options, parameters.seed, data)) for folder in _newest_checkpoint(models)),
     ]
 
@@ -204,8 +198,7 @@ def find_damaged_files(folder: Path) -> list[str]:
     found = []
     for name, expected in manifest["files"].items():
         path = folder / name
-        size = path.stat().st_size if path.is_file() else None
-        if size != expected["bytes"]:
+        if (size := path.stat().st_size if path.is_file() else None) != expected["bytes"]:
             problem = "is missing" if size is None else f"has {size} bytes"
             found.append(
                 f"{path} {problem}, {expected['bytes']} bytes in {MANIFEST}. Delete {folder}; the run makes it again."
@@ -215,8 +208,7 @@ def find_damaged_files(folder: Path) -> list[str]:
 
 def _damaged_metrics(outputs: Path, last: int) -> Iterator[str]:
     for path in sorted((outputs / "metrics").glob("iter=*.json")):
-        iteration = iteration_of(path.name)
-        if iteration is None or iteration > last:
+        if (iteration := iteration_of(path.name)) is None or iteration > last:
             continue
         try:
             row = read_json(path)
@@ -277,8 +269,7 @@ def read_state(folders: RunFolders) -> RunState:
     elif (folders.outputs / "trajectories").is_dir():
         iterations = sum(1 for _ in (folders.outputs / "trajectories").glob("iter=*"))
     make = partial(RunState, folders.name, iterations, held_bytes(folders.layers))
-    holder = find_holder(folders.models)
-    if holder is not None:
+    if (holder := find_holder(folders.models)) is not None:
         return make("running", holder)
     try:
         if folders.can_restore:
@@ -304,8 +295,7 @@ _GROUP = "run"
 
 def check_run(subject: Subject) -> list[Check]:
     """Findings about the run id that the command names."""
-    holder = find_holder(subject.models)
-    if holder is not None:
+    if (holder := find_holder(subject.models)) is not None:
         return [Check(_GROUP, "lock", "failure", holder)]
     name = f"{subject.run}/{subject.parameters.run_id}"
     if subject.parameters.fresh:
@@ -318,8 +308,7 @@ def check_run(subject: Subject) -> list[Check]:
         check_stored_run(subject.run, subject.models, subject.parameters)
     except (FingerprintError, CorruptFolderError) as error:
         return [Check(_GROUP, name, "failure", str(error))]
-    damage = find_damage(subject.models, subject.outputs)
-    if damage:
+    if damage := find_damage(subject.models, subject.outputs):
         return [Check(_GROUP, name, "failure", text) for text in damage]
     gaps = [Check(_GROUP, name, "warning", text) for text in find_gaps(subject.models, subject.outputs)]
     return [Check(_GROUP, name, "ok", _progress(subject)), *gaps]
@@ -378,10 +367,8 @@ def _iteration_bytes(outputs: Path) -> int | None:
 
 
 def _progress(subject: Subject) -> str:
-    goal = subject.options.loop.iterations
-    done = stored_iterations(subject.models)
-    mark = subject.models / "checkpoints" / COMPLETE_FILE
-    if mark.is_file() and done >= goal:
-        reached = read_json(mark).get("iterations")
+    goal, done = subject.options.loop.iterations, stored_iterations(subject.models)
+    if (mark := find_json(subject.models / "checkpoints" / COMPLETE_FILE)) and done >= goal:
+        reached = mark.get("iterations")
         return f"finished after {reached} iterations: it is evaluated and reported again, nothing is trained"
     return f"{done} of {goal} iterations are stored: it continues from there"

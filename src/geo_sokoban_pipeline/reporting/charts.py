@@ -117,8 +117,7 @@ def draw_chart_file(title: str, series: Sequence[Series], shape: Shape) -> str:
     """The same as an SVG file that stands alone, with title and legend; faint lines have no legend."""
     figure, axes = _plot([line for line in series if line.points], shape, _HEAD)
     figure.text(14 / shape.width, 1 - 25 / (shape.height + _HEAD), title, fontsize=15, fontweight="bold", color=_INK)
-    handles = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-    if handles:
+    if handles := [line for line in axes.get_lines() if not line.get_label().startswith("_")]:
         figure.legend(
             handles=handles,
             loc="upper left",

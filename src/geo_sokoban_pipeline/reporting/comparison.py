@@ -64,30 +64,34 @@ def build_comparison(runs: Sequence[ComparedRun]) -> str:
     Args:
         runs: two or more; the others are compared with the first one.
     """
+    several = (
+        len({run.run for run in runs}) > 1
+    )  # names are run ids, with the pipeline before them if there are several
+    names = [f"{run.run}/{run.run_id}" if several else run.run_id for run in runs]
     tests = [None, *(compare_final(runs[0], run) for run in runs[1:])]
     verdicts = map(_judge, tests)
-    lines = [
-        RunLine(*facts) for facts in zip(runs, name_runs(runs), COLOURS * len(runs), tests, verdicts, strict=False)
-    ]
+    lines = [RunLine(*facts) for facts in zip(runs, names, COLOURS * len(runs), tests, verdicts, strict=False)]
     task = task_or_plain(runs[0].summary.get("task") or runs[0].run.removeprefix("train_"))
-    rows = [row for line in lines for row in _evaluation(line)]
+    # Rows of the runs' policies under their names and in their colours.
+    rows = [
+        {**row, "label": f"{line.name}: {row['label']}", "colour": line.colour}
+        for line in lines
+        for row in evaluation_rows(line.run.summary)
+        if row["is_policy"]
+    ]
+    stale = [f"The evaluation of {line.name} is of {line.run.stale}." for line in lines if line.run.stale]
+    small = [small_chart(title, _curves(lines, metric), note, shares) for metric, title, note, shares in _CURVES]
     return render_page(
         "comparison.html.j2",
         lines=lines,
         words=task.words,
-        headline=" ".join([write_verdict(lines, task), *_say_stale(lines)]),
+        headline=" ".join([write_verdict(lines, task), *stale]),
         charts=_charts(lines, task),
-        small=_small_charts(lines),
+        small=[chart for chart in small if chart is not None],
         differences=list_differences(runs),
         rows=sorted(rows, key=lambda row: "after GRPO" not in row["label"]),
         ks=powers_of(rows),
     )
-
-
-def name_runs(runs: Sequence[ComparedRun]) -> list[str]:
-    """Names of the runs on the page: their run ids, with the pipeline before them if there are several pipelines."""
-    several = len({run.run for run in runs}) > 1
-    return [f"{run.run}/{run.run_id}" if several else run.run_id for run in runs]
 
 
 def compare_final(first: ComparedRun, second: ComparedRun) -> PairedTest | None:
@@ -112,17 +116,12 @@ def write_verdict(lines: Sequence[RunLine], task: Task) -> str:
     if len(others) > 1:
         parts = [f"{joined(group)} {'is' if len(group) == 1 else 'are'} {text}" for text, group in found.items()]
         return f"Compared with {first.name}, {'; '.join(parts)}."
-    test, name = others[0].test, others[0].name
-    if test is None:
+    name = others[0].name
+    if (test := others[0].test) is None:
         return f"{name} and {first.name} have no evaluation on the same {task.words.units}."
     verdict = f"{others[0].verdict} than {first.name}".replace("different than", "different from")
     difference = points(test.difference, test.low, test.high)
     return f"On the same {name_shared(test, task)}, {name} is {verdict}: {difference}."
-
-
-def _say_stale(lines: Sequence[RunLine]) -> list[str]:
-    """A sentence for each run whose evaluation is not of its newest checkpoint."""
-    return [f"The evaluation of {line.name} is of {line.run.stale}." for line in lines if line.run.stale]
 
 
 def _judge(test: PairedTest | None) -> str:
@@ -135,21 +134,15 @@ def _judge(test: PairedTest | None) -> str:
 
 def _settings(run: ComparedRun) -> dict[str, Any]:
     """Stored settings, and length, evaluation prompts and commit of the run."""
-    shown = dict(run.settings)
-    shown["iterations stored"] = len(run.metrics)
-    kept = (
-        ("data", "data_id"),
-        ("evaluation prompts", "prompts"),
-        ("evaluation prompts, content hash", "prompts_hash"),
-    )
-    for name, key in kept:
-        if run.summary.get(key) is not None:
-            shown[name] = run.summary[key]
-    if run.policies:
-        shown["evaluated policy"] = describe_policy(run.summary, run.policies[-1])
-    if run.time is not None and run.time.last.get("commit"):
-        shown["commit"] = run.time.last["commit"]
-    return shown
+    further = {
+        "data": run.summary.get("data_id"),
+        "evaluation prompts": run.summary.get("prompts"),
+        "evaluation prompts, content hash": run.summary.get("prompts_hash"),
+        "evaluated policy": describe_policy(run.summary, run.policies[-1]) if run.policies else None,
+        "commit": run.time and (run.time.last.get("commit") or None),
+    }
+    known = {name: value for name, value in further.items() if value is not None}
+    return {**run.settings, "iterations stored": len(run.metrics), **known}
 
 
 def _write(value: Any) -> str:
@@ -166,24 +159,9 @@ def _charts(lines: Sequence[RunLine], task: Task) -> list[Chart]:
     validation = [
         replace(validation_series(line.run.metrics, "sampled", line.name, line.colour), spread=()) for line in lines
     ]
+    training, note = _curves(lines, "rollout/success_rate"), f"Means of {WINDOW} iterations where there are many."
     drawn = (
         make_chart(f"{rate.capitalize()} on validation {task.words.units}, sampled", validation, shape),
-        make_chart(
-            f"Training {rate}",
-            _curves(lines, "rollout/success_rate"),
-            shape,
-            f"Means of {WINDOW} iterations where there are many.",
-        ),
+        make_chart(f"Training {rate}", training, shape, note),
     )
     return [chart for chart in drawn if chart is not None]
-
-
-def _small_charts(lines: Sequence[RunLine]) -> list[Chart]:
-    charts = [small_chart(title, _curves(lines, metric), note, shares) for metric, title, note, shares in _CURVES]
-    return [chart for chart in charts if chart is not None]
-
-
-def _evaluation(line: RunLine) -> list[dict[str, Any]]:
-    """Rows of a run's policies under its name and in its colour."""
-    rows = [row for row in evaluation_rows(line.run.summary) if row["is_policy"]]
-    return [{**row, "label": f"{line.name}: {row['label']}", "colour": line.colour} for row in rows]

@@ -60,8 +60,7 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
     """
     report = task_or_plain(trajectory.task).report
     frames: list[Frame] = []
-    image: bytes | None = None
-    observation = ""
+    image, observation = None, ""
     for turn in trajectory.turns:
         if turn.role == "assistant":
             action = report.read_action(turn)
@@ -70,9 +69,8 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
         else:
             observation = turn.text
             image = trajectory.images[turn.image_indices[-1]] if turn.image_indices else image
-    last = trajectory.turns[-1] if trajectory.turns else None
-    if last is not None and last.role == "assistant" and image is not None:
-        image = report.last_image(image, last) or image
+    if image is not None and trajectory.turns and trajectory.turns[-1].role == "assistant":
+        image = report.last_image(image, trajectory.turns[-1]) or image
     return [*frames, Frame(image, observation)]
 
 
@@ -100,18 +98,15 @@ def describe_end(trajectory: Trajectory) -> str:
     task = task_or_plain(trajectory.task)
     words, report = task.words, task.report
     turns = sum(turn.role == "assistant" for turn in trajectory.turns)
-    steps = trajectory.metrics.get("steps")
     effort = plural(turns, "turn")
-    if steps is not None and int(steps) != turns:
-        effort += f", {plural(int(steps), report.step)}"
+    if (steps := int(trajectory.metrics.get("steps", turns))) != turns:
+        effort += f", {plural(steps, report.step)}"
     if is_solved(trajectory):
         return f"{words.solved.capitalize()} in {effort}."
     label = f" The label is {trajectory.label}." if trajectory.label is not None else ""
     if trajectory.metrics.get("lost", 0.0) >= SOLVED:
-        turn = lost_turn(trajectory)
-        return (
-            f"{report.lost.capitalize()}{'' if turn is None else f' at turn {turn}'}: {words.unsolved} after {effort}."
-        )
+        at = "" if (turn := lost_turn(trajectory)) is None else f" at turn {turn}"
+        return f"{report.lost.capitalize()}{at}: {words.unsolved} after {effort}."
     if trajectory.status == "completed":
         return f"{words.unsolved.capitalize()} after {effort}.{label}"
     reason = f": {trajectory.error}" if trajectory.error else ""
@@ -199,8 +194,7 @@ def read_token_texts(folder: Path) -> TokenTexts:
     """
     from tokenizers import Tokenizer
 
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not (path := folder / "tokenizer.json").is_file():
         raise FileNotFoundError(f"{path} does not exist; give the folder of a policy, such as final_policy.")
     tokenizer = Tokenizer.from_file(str(path))
     return lambda ids: [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
@@ -227,16 +221,13 @@ class PlayerData:
         self.episodes.append({"frames": [*shown, last], "solved": solved})
 
     def _describe(self, frame: Frame, number_of: int, responses: int, silent: str) -> dict[str, Any]:
-        notes = [frame.action.replace(",", ", ") if frame.action else silent]
-        if frame.reward is not None:
-            notes.append(f"reward {signed(frame.reward)}")
-        if frame.advantage is not None:
-            notes.append(f"advantage {signed(frame.advantage)}")
+        values = {"reward": frame.reward, "advantage": frame.advantage}
+        known = [f"{name} {signed(value)}" for name, value in values.items() if value is not None]
         return {
             "image": self._add_image(frame.image),
             "step": f"{number_of} of {responses}",
             "response": shorten(frame.response or ""),
-            "note": " · ".join(notes),
+            "note": " · ".join([frame.action.replace(",", ", ") if frame.action else silent, *known]),
         }
 
     def _add_image(self, png: bytes | None) -> str | None:
@@ -278,10 +269,9 @@ def episodes_gif(
 
 
 def _draw_film(trajectory: Trajectory, board_px: int) -> list[Image.Image]:
-    frames = episode_frames(trajectory)
-    solved = is_solved(trajectory)
-    task = task_or_plain(trajectory.task)
-    return [_draw_frame(frame, number, board_px, solved, task) for number, frame in enumerate(frames, start=1)]
+    solved, task = is_solved(trajectory), task_or_plain(trajectory.task)
+    frames = enumerate(episode_frames(trajectory), start=1)
+    return [_draw_frame(frame, number, board_px, solved, task) for number, frame in frames]
 
 
 def _draw_frame(frame: Frame, number: int, board_px: int, solved: bool, task: Task) -> Image.Image:
@@ -289,8 +279,7 @@ def _draw_frame(frame: Frame, number: int, board_px: int, solved: bool, task: Ta
     line = max(16, board_px // 10)
     sheet = Image.new("RGB", (image.width, image.height + line + 6), _PAPER)
     sheet.paste(image, (0, 0))
-    colour = _INK
-    text = f"{number}  {(frame.action or task.report.no_action).replace(',', ', ')}"
+    text, colour = f"{number}  {(frame.action or task.report.no_action).replace(',', ', ')}", _INK
     if frame.is_end:
         text, colour = (task.words.solved, _GOOD) if solved else (task.words.unsolved, _BAD)
     font = ImageFont.load_default(size=line * 0.8)
@@ -305,8 +294,7 @@ def _enlarge(png: bytes | None, board_px: int) -> Image.Image:
         factor = board_px / max(opened.size)
         size = (max(1, round(opened.width * factor)), max(1, round(opened.height * factor)))
         # Cells keep hard edges when they grow; when they shrink, averaging keeps thin lines visible.
-        method = Image.Resampling.NEAREST if factor >= 1 else Image.Resampling.BOX
-        return opened.convert("RGB").resize(size, method)
+        return opened.convert("RGB").resize(size, Image.Resampling.NEAREST if factor >= 1 else Image.Resampling.BOX)
 
 
 def _lay_out(frames: Sequence[Image.Image], columns: int) -> Image.Image:

@@ -77,8 +77,7 @@ def compare_policies(first: StoredRun, number: int, second: StoredRun, other: in
     if number < 0 or other < 0:
         return None
     clusters = {name: one for run in (first, second) for name, one in (run.summary.get("cluster_of") or {}).items()}
-    successes = read_successes(first.held_out, number), read_successes(second.held_out, other)
-    return paired_test(*successes, clusters)
+    return paired_test(read_successes(first.held_out, number), read_successes(second.held_out, other), clusters)
 
 
 def name_shared(change: PairedTest, task: Task) -> str:
@@ -118,12 +117,9 @@ def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None,
     else:
         before = f"{write_rate(first)} {'before GRPO' if names[0] == START else 'after the warm start'}"
         verb = "raised" if last["solve_rate"] > first["solve_rate"] else "lowered"
+        main = f"{where} GRPO made no significant change to the {words.rate}: {before}, {write_rate(last)} after GRPO."
         if change.is_change if change is not None else _are_apart(first, last):
             main = f"{where} GRPO {verb} the {words.rate} from {before} to {write_rate(last)}."
-        else:
-            main = (
-                f"{where} GRPO made no significant change to the {words.rate}: {before}, {write_rate(last)} after GRPO."
-            )
     if stale:
         main += f" The evaluation is of {stale}."
     greedy = [find_row(summary, name, "greedy") for name in dict.fromkeys((names[0], names[-1]))]
@@ -135,10 +131,9 @@ def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None,
         *report.compare(summary, names),
         *([str(summary["better"])] if summary.get("better") else []),
     ]
-    rows = [first, last, *(find_baseline(summary, name) for name in report.tiles)]
     tiles = [
         {**row, "label": report.row_label(row["policy"], row["mode"]), "colour": report.colour(row["policy"])}
-        for row in rows
+        for row in (first, last, *(find_baseline(summary, name) for name in report.tiles))
         if row
     ]
     return Headline(main, list(filter(None, further)), tiles)

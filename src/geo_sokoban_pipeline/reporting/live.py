@@ -44,8 +44,8 @@ def read_report_inputs(
     task = source.run.removeprefix("train_")
     newest, ended = committed_iteration(folders.models), store.is_complete(source)
     ended = ended and (total is None or newest is None or newest + 1 >= total)
-    note = store.data_note(source)
-    outputs, manifest = folders.outputs, read_manifest(folders.models / "policy", verify=False) or {}
+    note, outputs = store.data_note(source), folders.outputs
+    manifest = read_manifest(folders.models / "policy", verify=False) or {}
     site = folders.reports.parents[1] / f"browse_{task}" / source.run_id / "site"
     return ReportInputs(
         task=task,

@@ -67,9 +67,8 @@ def open_catalog(env: str | None = None, run_id: str = "default", folder: Path |
     """
     from kedro.utils import find_kedro_project
 
-    start = Path.cwd() if folder is None else folder
-    project = find_kedro_project(start)
-    if project is None:
+    start = folder or Path.cwd()
+    if (project := find_kedro_project(start)) is None:
         raise ValueError(f"{start} is in no Kedro project; open the notebook from the project's notebooks folder")
     # Kedro reads this on its first import; its default is relative to the working directory, which is not the project.
     os.environ.setdefault("KEDRO_LOGGING_CONFIG", str(project / "conf" / "logging.yml"))
@@ -103,9 +102,8 @@ def _load(catalog: DataCatalog, run_id: str, env: str | None, name: str, *argume
         path = Path(settings.get("path") or settings.get("filepath") or root)
         if path.exists() or "_" not in run and run not in TASKS:
             raise
-        if run in TASKS:
-            what, command, found = name, suggest_command(f"data_{run}", env=env), []
-        else:
+        what, command, found = name, suggest_command(f"data_{run}", env=env), []
+        if run not in TASKS:
             what, command = f"{name} of run id {run_id}", suggest_command(run, run_id, env=env)
             found = [one.name for one in root.glob(f"07_model_output/{run}/*") if one.is_dir() and one.name != run_id]
         others = f" Run ids of {run} that are stored: {', '.join(sorted(found))}." if found else ""
@@ -175,9 +173,8 @@ def show_evaluation(summary: Mapping[str, Any], stored: int = 0) -> Any:
     Args:
         stored: iterations of the run; 0: not known. An evaluation of an earlier checkpoint is called one.
     """
-    parts: Any = make_environment().get_template("parts.html.j2").module
     tables, solved = read_evaluation(summary), task_or_plain(summary.get("task")).words.solved
-    table = parts.evaluation(tables.rows, tables.powers, tables.columns, solved)
+    table = _parts().evaluation(tables.rows, tables.powers, tables.columns, solved)
     named = "; ".join(f"{name}: {value}" for name, value in describe_evaluated(summary))
     if stale := find_stale(summary, stored):
         named = f"The evaluation is of {stale}. {named}"
@@ -195,9 +192,8 @@ def show_boards(episode: Trajectory, reward_args: Mapping[str, Any] | None = Non
     if all(turn.credit is None for turn in episode.turns) and any(turn.reward is not None for turn in episode.turns):
         task, plain = task_or_plain(episode.task), [replace(turn, reward=None) for turn in episode.turns]
         episode = credit_turns(episode, task, reward_args or {}) or replace(episode, turns=plain)
-    end = (
-        describe_end(episode) if episode.reward is None else f"{describe_end(episode)} Reward {signed(episode.reward)}"
-    )
+    reward = "" if episode.reward is None else f" Reward {signed(episode.reward)}"
+    end = f"{describe_end(episode)}{reward}"
     figures = [_figure(frame, end) for frame in episode_frames(episode)]
     return _html(Markup('<div class="strip">{}</div>').format(Markup("").join(figures)))
 
@@ -214,8 +210,7 @@ def show_tokens(episode: Trajectory, image_pad_id: int, texts: TokenTexts | None
     Args:
         texts: see `episodes.read_token_texts`; None shows ids.
     """
-    parts: Any = make_environment().get_template("parts.html.j2").module
-    return _html(parts.tokens(token_turns(episode, image_pad_id, texts)))
+    return _html(_parts().tokens(token_turns(episode, image_pad_id, texts)))
 
 
 def show_images(images: Sequence[bytes | str | Image.Image], captions: Sequence[str] = ()) -> Any:
@@ -292,9 +287,13 @@ def _figure(frame: Frame, end: str) -> Markup:
 
 
 def _plots(charts: Sequence[Chart | None], small: bool = False) -> Markup:
-    parts: Any = make_environment().get_template("parts.html.j2").module
-    drawn = [parts.chart(chart, legend=not small) for chart in charts if chart is not None]
+    drawn = [_parts().chart(chart, legend=not small) for chart in charts if chart is not None]
     return Markup('<div class="plots{}">{}</div>').format(" small" if small else "", Markup("").join(drawn))
+
+
+def _parts() -> Any:
+    """The macros of the report."""
+    return make_environment().get_template("parts.html.j2").module
 
 
 def _html(*pieces: Markup) -> Any:

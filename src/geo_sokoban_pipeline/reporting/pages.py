@@ -8,28 +8,17 @@ import json
 import re
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from geo_sokoban_pipeline import formats
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-_FORMATS: tuple[str, ...] = (
-    "count",
-    "duration",
-    "leaves",
-    "number",
-    "p_value",
-    "percent",
-    "percent_range",
-    "plural",
-    "points",
-    "shorten",
+_FORMATS = (
+    *("count", "duration", "leaves", "number", "p_value", "percent"),
+    *("percent_range", "plural", "points", "shorten", "signed", "write_rate"),
 )
-_FORMATS += ("signed", "write_rate")
 
 
 def render_page(template: str, **facts: Any) -> str:
@@ -55,8 +44,6 @@ def read_asset(name: str) -> str:
 @cache
 def make_environment() -> Environment:
     """Templates of this package, everything escaped, with the formats as filters."""
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
     environment = Environment(
         autoescape=True,
         loader=FunctionLoader(read_asset),

@@ -64,15 +64,12 @@ def preview_result(summary: Mapping[str, Any]) -> str:
 
 
 def _episode(episode: Trajectory) -> Markup:
-    frames = [frame for frame in episode_frames(episode) if frame.image is not None][:_FRAMES]
-    cards = []
-    for frame in frames:
-        assert frame.image is not None
-        said = frame.action or frame.response or ""
-        text = (
-            describe_end(episode) if frame.is_end else f"{said} {'' if frame.reward is None else signed(frame.reward)}"
-        )
-        cards.append(_CARD.format(_thumbnail(frame.image), _plain(text)))
+    cards: list[Markup] = []
+    for frame in episode_frames(episode):
+        if frame.image is not None and len(cards) < _FRAMES:
+            reward = "" if frame.reward is None else signed(frame.reward)
+            text = describe_end(episode) if frame.is_end else f"{frame.action or frame.response or ''} {reward}"
+            cards.append(_CARD.format(_thumbnail(frame.image), _plain(text)))
     reward = DASH if episode.reward is None else signed(episode.reward)
     head = _HEAD.format(_plain(episode.trajectory_id), _plain(f"reward {reward}; {describe_end(episode)}"))
     shown = cards or [Markup("<div>{}</div>").format(_plain(episode.response))]

@@ -96,8 +96,7 @@ class ReportInputs(StoredRun):
 
     def option(self, section: str, name: str) -> Any:
         """One option of the training, such as `grpo`, `credit`; None if it is not known."""
-        options = self.parameters.get(f"train_{self.task}") or {}
-        return (options.get(section) or {}).get(name)
+        return ((self.parameters.get(f"train_{self.task}") or {}).get(section) or {}).get(name)
 
 
 @dataclass(frozen=True)
@@ -211,8 +210,7 @@ def _title(inputs: ReportInputs) -> str:
 
 def _name_prompt(episode: Trajectory, task: Task) -> tuple[str, str]:
     """Title and subtitle of a held-out prompt: its kind where that is known, and its number."""
-    number = f"{task.words.unit} {episode.group_index}"
-    title, subtitle = (
-        (number, "") if episode.difficulty is None else (task.report.name_kind(episode.difficulty), number)
-    )
+    title, subtitle = f"{task.words.unit} {episode.group_index}", ""
+    if episode.difficulty is not None:
+        title, subtitle = task.report.name_kind(episode.difficulty), title
     return title[:1].upper() + title[1:], subtitle

@@ -62,8 +62,7 @@ def timings(rows: Sequence[Mapping[str, Any]]) -> list[PhaseTime]:
         return []
     phases = []
     for metric, name, is_part in _PHASES:
-        values = [row[metric] for row in timed if is_number(row.get(metric))]
-        if values:
+        if values := [row[metric] for row in timed if is_number(row.get(metric))]:
             seldom = metric == "perf/eval_time" and len(values) < len(timed)
             shown = f"{name} ({len(values)} of {len(timed)} iterations)" if seldom else name
             phases.append((shown, sum(values), is_part))
@@ -299,8 +298,7 @@ def kind_tables(summary: Mapping[str, Any]) -> list[KindTable]:
     for breakdown in task.breakdowns:
         by_row = [breakdown.cells(row) for row in rows]
         kinds = sorted({kind for cells in by_row for kind in cells})
-        names = [task.report.label(row["policy"]) for row in rows]
         lines = [(kind, [cells.get(kind) for cells in by_row]) for kind in kinds]
         if len(lines) > 1:
-            tables.append(KindTable(breakdown.heading, names, lines))
+            tables.append(KindTable(breakdown.heading, [task.report.label(row["policy"]) for row in rows], lines))
     return tables

@@ -90,10 +90,8 @@ def draw_study(results: Mapping[str, Any]) -> str:
             series += [Series(name, colour, mean)] if (mean := mean_curve(curves)) else []
     end = max((x for line in series for x, _ in line.points), default=1.0)
     for agent, colour in task.report.study_lines:
-        share = mean_share([find_rate(seed["rows"], agent, "-") for seed in seeds])
-        if share is not None:
-            points = [(0.0, share), (end, share)]
-            series.append(Series(task.report.label(agent), colour, points, style="dashed"))
+        if (share := mean_share([find_rate(seed["rows"], agent, "-") for seed in seeds])) is not None:
+            series.append(Series(task.report.label(agent), colour, [(0.0, share), (end, share)], style="dashed"))
     top = max((y for line in series for _, y in line.points), default=1.0)
     shape = Shape("CPU-seconds of training", *CHART_SIZE, (0.0, min(1.0, top + 0.08)), shares=True)
     words = task.words
@@ -111,8 +109,7 @@ def stage_curve(seed: Mapping[str, Any], stage: str) -> Points:
         return warm
     offset = seed["cpu_seconds"]["warm_start"]
     curve: Points = [(offset + row[0], row[1]) for row in seed["curves"].get(stage, [])]
-    begins_with_warm_start = bool(curve) and curve[0][0] <= offset
-    return curve if begins_with_warm_start or not curve else [*warm[-1:], *curve]
+    return [*warm[-1:], *curve] if curve and curve[0][0] > offset else curve
 
 
 def mean_curve(curves: Sequence[Points]) -> Points:

@@ -7,7 +7,7 @@ taken within a seed, never between means. Intervals are "apart" if they do not t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
@@ -79,16 +79,19 @@ def find_rate(rows: Iterable[Row], agent: str, mode: str, measure: str = "solved
         "solved": ("solved", "low", "high"),
         "first_attempt": ("first_attempts", "first_low", "first_high"),
     }[measure]
-    for row in rows:
-        if row["player"] == agent and row["mode"] in (mode, "-") and row["episodes"] and row.get(counted) is not None:
+    for row in _rows_of(rows, agent, mode):
+        if row["episodes"] and row.get(counted) is not None:
             return Rate(row[counted], row["episodes"], row.get(low), row.get(high))
     return None
 
 
+def _rows_of(rows: Iterable[Row], agent: str, mode: str) -> Iterator[Row]:
+    return (row for row in rows if row["player"] == agent and row["mode"] in (mode, "-"))
+
+
 def find_share(rows: Iterable[Row], agent: str, mode: str, name: str) -> float | None:
     """A further share of a row, in [0, 1], such as `plausible_share`; None if the row lacks it."""
-    found = (row.get(name) for row in rows if row["player"] == agent and row["mode"] in (mode, "-"))
-    return cast("float | None", next(found, None))
+    return cast("float | None", next((row.get(name) for row in _rows_of(rows, agent, mode)), None))
 
 
 def rates_by(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str, column: str) -> dict[Any, list[Rate]]:
@@ -100,13 +103,10 @@ def rates_by(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str, column: 
         column: `by_length`, or a column of the row's `breakdowns`.
     """
     rates: dict[Any, list[Rate]] = {}
-    for row in (row for seed in seeds for row in seed["rows"]):
-        if row["player"] == agent and row["mode"] in (mode, "-"):
-            for label, solved, episodes, *ends in (
-                row[column] if column in row else row.get("breakdowns", {}).get(column, [])
-            ):
-                if episodes:
-                    rates.setdefault(label, []).append(Rate(solved, episodes, *ends))
+    for row in (row for seed in seeds for row in _rows_of(seed["rows"], agent, mode)):
+        for label, solved, episodes, *ends in row.get(column, row.get("breakdowns", {}).get(column, [])):
+            if episodes:
+                rates.setdefault(label, []).append(Rate(solved, episodes, *ends))
     return dict(sorted(rates.items()))
 
 
@@ -118,10 +118,9 @@ def mean_share(rates: Iterable[Rate | None]) -> float | None:
 
 def judge_criterion(criterion: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
     """Whether one seed's rows meet a criterion (`CriterionOptions` as JSON)."""
-    mode = criterion.get("mode", "sampled")
-    measure = criterion.get("measure", "solved")
-    rate = find_rate(rows, criterion["player"], mode, measure)
-    other = find_rate(rows, criterion["over"], mode, measure) if criterion.get("over") else None
+    how = criterion.get("mode", "sampled"), criterion.get("measure", "solved")
+    rate = find_rate(rows, criterion["player"], *how)
+    other = find_rate(rows, criterion["over"], *how) if criterion.get("over") else None
     if rate is None or (criterion.get("over") and other is None):
         return Verdict(DASH, None)
     value = 100 * (rate.share - (other.share if other else 0.0))
@@ -142,10 +141,8 @@ def judge_minutes(minutes: float | None, most: float, workers: int = 1) -> Verdi
     Args:
         workers: runs side by side.
     """
-    if workers > 1:
-        return Verdict(f"{DASH} (not alone)", None)
-    if minutes is None:
-        return Verdict(f"{DASH} (was interrupted)", None)
+    if workers > 1 or minutes is None:
+        return Verdict(f"{DASH} ({'not alone' if workers > 1 else 'was interrupted'})", None)
     return Verdict(number(minutes, 1), minutes <= most)
 
 
@@ -285,8 +282,7 @@ def _rates_table(seeds: Sequence[Mapping[str, Any]], task: Task, measure: str = 
     rows += [(agent, "-") for agent in task.report.study_baselines]
     lines = []
     for agent, mode in rows:
-        rates = [find_rate(seed["rows"], agent, mode, measure) for seed in seeds]
-        if any(rates):
+        if any(rates := [find_rate(seed["rows"], agent, mode, measure) for seed in seeds]):
             cells = [rate.write() if rate else DASH for rate in rates]
             mean = [percent(mean_share(rates))] if len(seeds) > 1 else []
             mark = "**" if agent == "final" else ""
@@ -345,10 +341,9 @@ def _judge(results: Results, task: Task) -> list[tuple[str, list[Verdict]]]:
 
 def _criteria(results: Results, task: Task) -> str:
     """Criteria with the value of each seed."""
-    judged = _judge(results, task)
-    if not judged:
+    lines = [[text, *(verdict.write() for verdict in verdicts)] for text, verdicts in _judge(results, task)]
+    if not lines:
         return ""
-    lines = [[text, *(verdict.write() for verdict in verdicts)] for text, verdicts in judged]
     return f"**Criteria**\n\n{markdown_table(['criterion', *_seed_names(results['seeds'])], lines)}"
 
 
@@ -363,22 +358,16 @@ def _count_met(judged: Sequence[Sequence[Verdict]]) -> str:
 
 def _breakdowns(seeds: Sequence[Mapping[str, Any]], task: Task) -> list[str]:
     """Tables by the kind of prompt; the first kind for each seed, too."""
+    what = f"mean of the seeds (lowest–highest); all seeds have the same {task.words.units}"
+    what = "with the 95 % interval" if len(seeds) == 1 else what
     parts = []
     for breakdown in task.report.study_breakdowns:
-        parts += [_describe_breakdown(seeds, breakdown, task), _breakdown_table(seeds, breakdown, task)]
-        if breakdown == task.report.study_breakdowns[0]:
-            parts.append(_by_seed(seeds, breakdown, task))
+        parts.append(f"**By {breakdown[0]}**: percent {task.words.solved}, {what}.")
+        parts.append(_breakdown_table(seeds, breakdown, task))
+        if breakdown == task.report.study_breakdowns[0] and len(seeds) > 1:
+            tables = [f"Seed {seed['seed']}:\n\n{_breakdown_table([seed], breakdown, task)}" for seed in seeds]
+            parts += ["<details><summary>The same for each seed</summary>", *tables, "</details>"]
     return parts
-
-
-def _describe_breakdown(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, str], task: Task) -> str:
-    words = task.words
-    if len(seeds) == 1:
-        return f"**By {breakdown[0]}**: percent {words.solved}, with the 95 % interval."
-    return (
-        f"**By {breakdown[0]}**: percent {words.solved}, mean of the seeds (lowest–highest); all seeds have the "
-        f"same {words.units}."
-    )
 
 
 def _breakdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, str], task: Task) -> str:
@@ -393,13 +382,6 @@ def _breakdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, s
         if rates
     ]
     return markdown_table(["policy or baseline", *(str(label).replace("_", " ") for label in labels)], lines)
-
-
-def _by_seed(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, str], task: Task) -> str:
-    if len(seeds) < 2:
-        return ""
-    parts = [f"Seed {seed['seed']}:\n\n{_breakdown_table([seed], breakdown, task)}" for seed in seeds]
-    return "\n\n".join(["<details><summary>The same for each seed</summary>", *parts, "</details>"])
 
 
 def _short(rates: Sequence[Rate], seeds: int) -> str:

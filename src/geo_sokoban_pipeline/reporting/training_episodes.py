@@ -207,8 +207,7 @@ def follow_prompts(validations: Parts, prompts: int = PROMPTS, versions: int = V
     some between are shown, and likewise of many difficulties.
     """
     chosen = thin(sorted({_iteration(name) for name in validations}), versions)
-    rows = {version: read_rows(validations, version) for version in chosen}
-    rows = {version: found for version, found in rows.items() if found}
+    rows = {version: found for version in chosen if (found := read_rows(validations, version))}
     greedy = all(any(row["greedy"] for row in found) for found in rows.values())
     played = {
         version: _first((row for row in found if row["greedy"] == greedy), "task_id") for version, found in rows.items()

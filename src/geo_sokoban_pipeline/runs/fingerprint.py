@@ -149,8 +149,7 @@ def check_fingerprint(what: str, stored: Fingerprint, current: Fingerprint) -> N
     Raises:
         FingerprintError: with the differences and the two ways out.
     """
-    lines = differences(stored, current)
-    if lines:
+    if lines := differences(stored, current):
         raise FingerprintError(describe_differences(what, lines))
 
 
@@ -172,8 +171,7 @@ def policy_parameters(options: PolicyOptions, seed: int) -> Fingerprint:
 def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
     """Parameters that the warm-start policy depends on."""
     rollout = options.rollout.model_dump(mode="json", include=_DEMONSTRATED)
-    values = options.model_dump(mode="json", include={"task", "policy", "env"})
-    values["warm_start"] = _sft(options)
+    values = options.model_dump(mode="json", include={"task", "policy", "env"}) | {"warm_start": _sft(options)}
     named = {"env.factory": options.env.factory}
     if options.warm_start.steps:  # without steps, no expert is asked
         named["warm_start.teacher.factory"] = options.warm_start.teacher.factory
@@ -182,18 +180,22 @@ def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, A
 
 def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
     """Parameters that the loop and its validations depend on; its length, saving and layout are not."""
-    values = options.model_dump(mode="json", exclude={"loop", "evaluation", "warm_start", "ray"})
-    values["rollout"] = _playing(options)
-    values["warm_start"] = _sft(options)
     included = {"eval_interval", "eval_prompts"} | ({"max_staleness"} if options.loop.max_staleness else set())
-    values["loop"] = options.loop.model_dump(mode="json", include=included)
-    values["evaluation"] = {"sampling": options.evaluation_sampling.model_dump(mode="json")}
+    values = {
+        **options.model_dump(mode="json", exclude={"loop", "evaluation", "warm_start", "ray"}),
+        "rollout": _playing(options),
+        "warm_start": _sft(options),
+        "loop": options.loop.model_dump(mode="json", include=included),
+        "evaluation": {"sampling": options.evaluation_sampling.model_dump(mode="json")},
+        "seed": seed,
+        "data": dict(data),
+    }
     named = {
         "env.factory": options.env.factory,
         "reward.function": options.reward.function,
         "rollout.function": options.rollout.function,
     }
-    return _identity({**values, "seed": seed, "data": dict(data)}) | _own_code(named)
+    return _identity(values) | _own_code(named)
 
 
 def layout_parameters(options: TrainOptions) -> Fingerprint:

@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.runs.storage import (
     MANIFEST,
     CorruptFolderError,
     describe_files,
+    find_json,
     flush_to_disk,
     read_json,
     read_manifest,
@@ -130,14 +131,14 @@ class RunFolders:
         self.tidy()
         if self.is_empty:
             return
-        self._note("moving")
+        write_json(self._journal, {"state": "moving"})
         try:
             for folder in self.layers:
                 self._move(folder, folder / ASIDE)
         except OSError:
             self.settle()
             raise
-        self._note("aside")
+        write_json(self._journal, {"state": "aside"})
 
     def settle(self) -> Literal["put back", "deleted"] | None:
         """Decide about a run that is set aside, as the class says; the caller holds the run's lock.
@@ -155,7 +156,7 @@ class RunFolders:
             return "deleted"
         if self._step() == "aside":
             self.clear()
-            self._note("moving")
+            write_json(self._journal, {"state": "moving"})
         for folder in self.layers:
             self._move(folder / ASIDE, folder)
         self.delete_replaced()
@@ -190,9 +191,6 @@ class RunFolders:
             )
         return str(state)
 
-    def _note(self, state: str) -> None:
-        write_json(self._journal, {"state": state})
-
     def _entries(self) -> list[Path]:
         return [entry for folder in self.layers if folder.is_dir() for entry in _entries(folder)]
 
@@ -204,8 +202,7 @@ class RunFolders:
     @staticmethod
     def _move(source: Path, target: Path) -> None:
         """Move the entries of a folder; they are on disk in their new places when it returns."""
-        entries = _entries(source) if source.is_dir() else []
-        if entries:
+        if entries := _entries(source) if source.is_dir() else []:
             target.mkdir(exist_ok=True)
             for entry in entries:
                 entry.rename(target / entry.name)
@@ -300,10 +297,16 @@ class RunStore:
         if not self.is_own(source):
             folder = Path(str(source.checkpoint)).expanduser()
             return FoundSource(f"the policy {source.checkpoint}", folder if folder.is_dir() else None)
-        start_is_best = source.checkpoint == "best" and self._start_is_best(source)
+        # Whether no checkpoint solves more validation prompts than the policy that the loop started from.
+        start_is_best = source.checkpoint == "best" and best_iteration(self._newest_manifest(source)) == START
         kind = "start" if start_is_best else str(source.checkpoint)
         if kind in _FOLDERS:
-            folder = self._existing(self._models(source) / _FOLDERS[kind], source)
+            folder = self._models(source) / _FOLDERS[kind]
+            if not (folder / MANIFEST).is_file():
+                raise SourceError(
+                    f"{self._describe(source)}: {folder} does not exist; run the pipeline {source.run} first."
+                    + self._others(source)
+                )
             return FoundSource(f"{name}, {_WORDS[kind]}{' (best)' if start_is_best else ''}", folder)
         number, folder = self._numbered(source)
         given = "" if str(source.checkpoint).isdigit() else f" ({source.checkpoint})"
@@ -311,9 +314,7 @@ class RunStore:
 
     def data_note(self, source: SourceOptions) -> dict[str, Any] | None:
         """A run's notes about its data (see `hooks.data`); None: there are none."""
-        path = self._models(source) / DATA_NOTE
-        note: dict[str, Any] | None = read_json(path) if path.is_file() else None
-        return note
+        return find_json(self._models(source) / DATA_NOTE)
 
     def trained_on(self, source: SourceOptions) -> tuple[str | None, str | None]:
         """Data id and content hash of the prompts that a policy was trained on; None for one of no run here."""
@@ -365,9 +366,7 @@ class RunStore:
     def checkpoint(self, source: SourceOptions) -> dict[str, Any]:
         """The checkpoint that `latest`, `best` or a number names: `iteration`, `dir`, `manifest`."""
         number, folder = self._numbered(source)
-        manifest = read_manifest(folder)
-        assert manifest is not None  # _checkpoints lists sealed folders only
-        return {"iteration": number, "dir": folder, "manifest": manifest}
+        return {"iteration": number, "dir": folder, "manifest": read_manifest(folder)}
 
     def trajectory_files(self, source: SourceOptions) -> tuple[int, list[Path]]:
         """Iteration and parquet files of the trajectories that `source.iteration` names (None: the newest)."""
@@ -418,9 +417,7 @@ class RunStore:
 
     def evaluation(self, source: SourceOptions) -> dict[str, Any]:
         """The summary of a run's evaluation; `{}` where it has none."""
-        path = self._folders(source).reports / "eval_summary.json"
-        found: dict[str, Any] = read_json(path) if path.is_file() else {}
-        return found
+        return find_json(self._folders(source).reports / "eval_summary.json") or {}
 
     def held_out_files(self, source: SourceOptions) -> dict[str, Path]:
         """Files of the evaluation's episodes by partition, `iter=<number of the policy>/part-…`."""
@@ -433,8 +430,7 @@ class RunStore:
 
     def settings(self, source: SourceOptions) -> dict[str, Any]:
         """Settings of a run's newest checkpoint: its fingerprint, flat, and its layout."""
-        stored = self._checkpoints(source)
-        manifest = (read_manifest(stored[max(stored)], verify=False) if stored else None) or {}
+        manifest = self._newest_manifest(source)
         return {**without_former(manifest.get("fingerprint", {})), **manifest.get("layout", {})}
 
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
@@ -472,14 +468,12 @@ class RunStore:
 
     def _numbered(self, source: SourceOptions) -> tuple[int, Path]:
         """Iteration and folder of the checkpoint that `latest`, `best` or a number names."""
-        stored = self._checkpoints(source)
-        if not stored:
+        if not (stored := sealed_checkpoints(self._models(source))):
             raise SourceError(
                 f"{self._describe(source)}: {source.run}/{source.run_id} has no checkpoint; train it first."
                 + self._others(source)
             )
-        number = self._number(source, stored)
-        if number not in stored:
+        if (number := self._number(source, stored)) not in stored:
             raise SourceError(
                 f"{self._describe(source)}: no such checkpoint; stored are {', '.join(map(str, stored))}."
             )
@@ -496,33 +490,19 @@ class RunStore:
     def _models(self, source: SourceOptions) -> Path:
         return self._folders(source).models
 
-    def _checkpoints(self, source: SourceOptions) -> dict[int, Path]:
-        return sealed_checkpoints(self._models(source))
-
     def _number(self, source: SourceOptions, stored: dict[int, Path]) -> int:
         if source.checkpoint == "latest":
             return max(stored)
         if source.checkpoint == "best":
-            newest = read_manifest(stored[max(stored)], verify=False) or {}
-            best = newest.get("best")
-            if best is None:
+            if (best := self._newest_manifest(source).get("best")) is None:
                 raise SourceError(f"{self._describe(source)}: the run has no validation yet; use latest or a number.")
             return int(best["iteration"])
         return int(source.checkpoint)
 
-    def _start_is_best(self, source: SourceOptions) -> bool:
-        """Whether no checkpoint solves more validation prompts than the policy that the loop started from."""
-        stored = self._checkpoints(source)
-        newest = read_manifest(stored[max(stored)], verify=False) or {} if stored else {}
-        return best_iteration(newest) == START
-
-    def _existing(self, folder: Path, source: SourceOptions) -> Path:
-        if not (folder / MANIFEST).is_file():
-            raise SourceError(
-                f"{self._describe(source)}: {folder} does not exist; run the pipeline {source.run} first."
-                + self._others(source)
-            )
-        return folder
+    def _newest_manifest(self, source: SourceOptions) -> dict[str, Any]:
+        """Manifest of a run's newest checkpoint; `{}` without one."""
+        stored = sealed_checkpoints(self._models(source))
+        return read_manifest(stored[max(stored)], verify=False) or {} if stored else {}
 
     @staticmethod
     def _describe(source: SourceOptions) -> str:
@@ -552,8 +532,7 @@ def iteration_of(name: str) -> int | None:
 
 def browsed_runs(site: Path) -> list[str]:
     """Names of the runs that a site shows; `[]` where there is no site."""
-    manifest = read_manifest(site, verify=False) or {}
-    return list(manifest.get("runs", []))
+    return list((read_manifest(site, verify=False) or {}).get("runs", []))
 
 
 def sealed_checkpoints(models: Path) -> dict[int, Path]:
@@ -574,8 +553,7 @@ def committed_iteration(models: Path) -> int | None:
     Args:
         models: folder of a run id in 06_models.
     """
-    sealed = sealed_checkpoints(models)
-    if sealed:
+    if sealed := sealed_checkpoints(models):
         return max(sealed)
     return START if find_holder(models) is not None and models.parent.name.startswith("train_") else None
 
@@ -589,7 +567,5 @@ def _by_iteration(paths: Iterable[Path]) -> dict[int, Path]:
 def _foreign_policy(name: str) -> PolicyFolder:
     """A folder that this project did not write, or a hub id (its files are then fetched)."""
     folder = Path(name).expanduser()
-    if not folder.is_dir():
-        folder = fetch_policy(name, None)
-    manifest = read_manifest(folder) or {"files": describe_files(folder)}
-    return PolicyFolder(folder, manifest)
+    folder = folder if folder.is_dir() else fetch_policy(name, None)
+    return PolicyFolder(folder, read_manifest(folder) or {"files": describe_files(folder)})

@@ -51,7 +51,13 @@ class RunLock:
             self.close()
             raise RunLockedError(message) from error
         self._handle.truncate(0)
-        self._handle.write(json.dumps(_describe_process(), indent=1) + "\n")
+        holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "command": typed_command(),
+            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        }
+        self._handle.write(json.dumps(holder, indent=1) + "\n")
         self._handle.flush()
         _held.add(self)
 
@@ -80,20 +86,10 @@ def find_holder(folder: Path) -> str | None:
 
 def _describe_holder(folder: Path, written: str, way_out: str = _WAY_OUT) -> str:
     try:
-        holder = json.loads(written)
-        who = "process {pid} on {host}, started {started}: {command}".format(**holder)
+        who = "process {pid} on {host}, started {started}: {command}".format(**json.loads(written))
     except (ValueError, KeyError, TypeError):
         who = "a process that has not written its name yet"
     return f"{folder} is in use by {who}. Wait for it or stop it{way_out}"
-
-
-def _describe_process() -> dict[str, int | str]:
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "command": typed_command(),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
 
 
 # Locks of this process, for its forked children; weak, so that a lock ends with its holder.

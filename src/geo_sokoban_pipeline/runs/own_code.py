@@ -19,7 +19,10 @@ from types import ModuleType
 from geo_sokoban_pipeline.seeding import content_hash
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_LIBRARIES = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
+_LIBRARIES = {
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")),
+    *(Path(entry).resolve() for entry in sys.path if "site-packages" in entry),
+}
 _STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
 # Set on a module by `pin`: what its files held when it was loaded, which is what this process runs.
 _PINNED = "__own_code__"
@@ -61,11 +64,9 @@ def own_files(spec: str) -> dict[str, Path]:
 
 def hash_own_code(spec: str) -> dict[str, str]:
     """Content hashes of `own_files`: as they were loaded where this process has loaded them, else as they are now."""
-    files = own_files(spec)
-    if not files:
+    if not (files := own_files(spec)):
         return {}
-    module = _loaded(next(iter(files.values())))
-    if module is not None:
+    if (module := _loaded(next(iter(files.values())))) is not None:
         pinned: Mapping[Path, tuple[str, str]] = vars(module)[_PINNED]
         return dict(pinned.values())
     return {name: _digest(file) for name, file in files.items()}
@@ -98,11 +99,10 @@ def where(error: BaseException) -> str:
     """`, in file.py, line 3: the line`, the last one of the user's code in an error's traceback; empty without any."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f", in {_shown(Path(error.filename))}, line {error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    if not frames:
-        return ""
-    last = frames[-1]
-    return f", in {_shown(Path(last.filename))}, line {last.lineno}" + (f": {last.line}" if last.line else "")
+    for last in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_own(last.filename):
+            return f", in {_shown(Path(last.filename))}, line {last.lineno}" + (f": {last.line}" if last.line else "")
+    return ""
 
 
 def _follow(files: list[Path], root: Path, top: str | None) -> dict[str, Path]:
@@ -111,8 +111,7 @@ def _follow(files: list[Path], root: Path, top: str | None) -> dict[str, Path]:
     waiting = [*files]
     while waiting:
         path = waiting.pop(0)
-        name = path.relative_to(root).as_posix()
-        if name not in found:
+        if (name := path.relative_to(root).as_posix()) not in found:
             found[name] = path
             waiting += _imported(path, root, top)
     return {name: found[name] for name in (next(iter(found)), *sorted([*found][1:]))}
@@ -169,11 +168,12 @@ def _file_of(module: object) -> Path | None:
     return Path(file).resolve() if isinstance(file, str) else None
 
 
-def _is_own(filename: str) -> bool:
-    file = Path(filename)
-    if not file.is_file() or _is_project(file.resolve()) or _is_standard(file.resolve()):
+def is_own(filename: str) -> bool:
+    """Whether a file is neither of this package nor of an installed library."""
+    file = Path(filename).resolve()
+    if not Path(filename).is_file() or _is_project(file) or _is_standard(file):
         return False
-    return not _is_library(file.resolve()) or _loaded(file.resolve()) is not None
+    return not _is_library(file) or _loaded(file) is not None
 
 
 def _is_project(file: Path) -> bool:

@@ -44,8 +44,7 @@ def open_policy(path: Path) -> PolicyFolder:
         FileNotFoundError: no sealed folder there.
         CorruptFolderError: a file is missing, truncated or altered; the message names it.
     """
-    manifest = read_manifest(path)
-    if manifest is None:
+    if (manifest := read_manifest(path)) is None:
         raise FileNotFoundError(f"{path} holds no policy: there is no {MANIFEST}. Run the pipeline that makes it.")
     return PolicyFolder(path, manifest)
 
@@ -73,8 +72,7 @@ def find_policy_folder(path: str, section: str = "policy") -> Path:
     Raises:
         FileNotFoundError: there is none; the message has the choices.
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
+    if not (folder := Path(path).expanduser()).is_dir():
         raise FileNotFoundError(
             f"{section}.path={path}: no such folder. Give the folder of a downloaded Qwen3-VL policy, its hub id with "
             f"{section}.source=hub, or {section}.source=tiny for the one built here."
@@ -113,12 +111,11 @@ def write_policy(path: Path, source: PolicyFolder | FolderWriter) -> PolicyFolde
     if source.path.resolve() == path.resolve():
         return open_policy(path)
     verify_files(source.path, source.manifest["files"])
-    entries = {name: value for name, value in source.manifest.items() if name != "files"}
 
     def copy(folder: Path) -> dict[str, Any]:
         for name in source.manifest["files"]:
             link_or_copy(source.path / name, folder / name)
-        return entries
+        return {name: value for name, value in source.manifest.items() if name != "files"}
 
     return PolicyFolder(path, write_folder(path, copy))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -110,8 +111,7 @@ def summarise_commands(commands: Sequence[dict[str, Any]]) -> RunTime | None:
     if not commands:
         return None
     last = commands[-1]
-    started = datetime.fromisoformat(last["started"])
-    seconds = float(last["seconds"])
+    started, seconds = datetime.fromisoformat(last["started"]), float(last["seconds"])
     if last["outcome"] == "running":
         seconds = max(seconds, (datetime.now(UTC) - started).total_seconds())
     return RunTime(
@@ -153,13 +153,11 @@ def suggest_command(
     is_own = _program() == [_OWN] and sys.argv[1:2] != ["browse"]  # which runs no pipeline
     words = [_OWN] if is_own else ["kedro", "run"]
     words += [*([f"--pipelines={pipeline}"] if pipeline else []), *options]
-    source = _given("--conf-source")
-    if source and Path(source).resolve() != Path("conf").resolve():
+    if (source := _given("--conf-source")) and Path(source).resolve() != Path("conf").resolve():
         words.append(f"--conf-source={source}")
     if env := env or _given("--env", "-e") or os.environ.get("KEDRO_ENV"):
         words.append(f"--env={env}")
-    given = [*([] if run_id == "default" else [f"run_id={run_id}"]), *params]
-    if given:
+    if given := [*([] if run_id == "default" else [f"run_id={run_id}"]), *params]:
         words += ["--params", ",".join(given)]
     return on_data_root(shlex.join(words))
 
@@ -231,11 +229,10 @@ def find_processor(table: Path) -> str | None:
     """Name of the first processor in a table like `/proc/cpuinfo`; None where there is no table or no name in it."""
     if not table.is_file():
         return None
-    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name" and value.strip():
-            return " ".join(value.split())
-    return None
+    found = re.search(
+        r"^model name[ \t]*:[ \t]*(\S.*)$", table.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
+    )
+    return " ".join(found[1].split()) if found else None
 
 
 def _ask_git(project: Path, *words: str) -> str | None:

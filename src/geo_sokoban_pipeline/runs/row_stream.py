@@ -67,8 +67,9 @@ def stored_rows(path: Path) -> RowStream:
                 for batch in file.iter_batches(batch_size=BATCH_ROWS):
                     yield from batch.to_pylist()
         except pa.ArrowException as error:
-            text = f"{path} is not a readable parquet file ({error}). Delete it to have it made again."
-            raise ValueError(text) from error
+            raise ValueError(
+                f"{path} is not a readable parquet file ({error}). Delete it to have it made again."
+            ) from error
 
     return RowStream(read)
 

@@ -88,15 +88,11 @@ def _mapped_paths() -> str:
 def _sweep(place: Path) -> None:
     """Remove this user's folders that no process holds."""
     for path in sorted(place.glob(f"{_PREFIX}*")):
-        try:
-            with _opened(path) as folder:
-                if os.fstat(folder).st_uid != os.getuid():
-                    continue
+        with suppress(OSError), _opened(path) as folder:  # it may be held, no folder of this user, or gone meanwhile
+            if os.fstat(folder).st_uid == os.getuid():
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 logger.info("%s is of a process that has ended, and is removed", path)
                 shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # it is held, no folder of this user, or gone meanwhile
-            continue
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 MANIFEST = "manifest.json"
 COMPLETE_FILE = "COMPLETE.json"  # beside the checkpoints of a loop that has reached its goal
@@ -27,7 +27,6 @@ _LOADED = (".json", ".safetensors")  # files that libraries find by their names
 _HERE = -100  # AT_FDCWD of the system: relative paths begin at the working folder
 _EXCHANGE = 2  # RENAME_EXCHANGE of the system
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_TOO_LARGE = {errno.EFBIG}
 _RIGHTS = {errno.EACCES, errno.EPERM}
 _CLOSED = {*_RIGHTS, errno.EROFS}
 
@@ -47,17 +46,10 @@ def write_atomic(path: Path, write: Callable[[Path], object], *, flush: bool = T
     Raises:
         OSError: no space, read-only folder; `path` is then unchanged and the temporary file is gone.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        write(temporary)
-        if flush:
-            flush_to_disk(temporary)
+    with _written(path, write, flush) as temporary:
         temporary.replace(path)
         if flush:
             flush_to_disk(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], bool | None]) -> bool:
@@ -76,20 +68,31 @@ def write_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path],
     Raises:
         OSError: no space, read-only folder; the stored file is unchanged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        write(temporary)
-        flush_to_disk(temporary)
+    with _written(path, write) as temporary:
         if not _put_first(temporary, path):
-            same = holds(temporary)
-            if same is not None:
+            if (same := holds(temporary)) is not None:
                 return same
             temporary.replace(path)
         flush_to_disk(path.parent)
+    return True
+
+
+@contextmanager
+def _written(path: Path, write: Callable[[Path], object], flush: bool = True) -> Iterator[Path]:
+    """A temporary file beside a path, written and flushed; it is gone after the `with` block."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        write(temporary)
+        if flush:
+            flush_to_disk(temporary)
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-    return True
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def _put_first(made: Path, path: Path) -> bool:
@@ -113,11 +116,7 @@ def to_json(value: Any) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as readable JSON, atomically."""
     text = to_json(value)
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomic(path, write)
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_json(path: Path) -> Any:
@@ -132,9 +131,9 @@ def read_json(path: Path) -> Any:
         raise CorruptFolderError(f"{path} is not readable JSON ({error}). Restore it or delete it.") from error
 
 
-def find_json(path: Path) -> Any:
-    """The content of a JSON file, None where there is no file."""
-    return read_json(path) if path.is_file() else None
+def find_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where there is no file."""
+    return cast("dict[str, Any]", read_json(path)) if path.is_file() else None
 
 
 def file_digest(path: Path) -> str:
@@ -214,7 +213,7 @@ def write_folder(folder: Path, write: Callable[[Path], dict[str, Any] | Filled])
         CorruptFolderError: a file has another size than its writer has recorded.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = _temporary(folder)
     temporary.mkdir()
     try:
         written = write(temporary)
@@ -390,18 +389,18 @@ def explain_storage_errors(path: Path, needed: Callable[[], int | None] = lambda
     except StorageError:
         raise
     except BaseException as error:
-        number = _storage_errno(error, path.parent.absolute())
-        if number is None:
+        if (number := _storage_errno(error, path.parent.absolute())) is None:
             raise
         raise StorageError(number, _explain(path, number, needed)) from error
 
 
 def _storage_errno(error: BaseException, folder: Path) -> int | None:
     number, text = getattr(error, "errno", None), str(error)
-    named = [Path(os.fsdecode(name)).absolute() for name in _file_names(error)]
+    files = (getattr(error, name, None) for name in ("filename", "filename2"))
+    named = [Path(os.fsdecode(name)).absolute() for name in files if isinstance(name, str | bytes)]
     # A folder above it is one that was to be made.
     inside = [place.is_relative_to(folder) or folder.is_relative_to(place) for place in named]
-    if number in _FULL | _CLOSED | _TOO_LARGE:
+    if number in _FULL | _CLOSED | {errno.EFBIG}:
         # Writing to an open file names none; rights are checked when it is opened, by a name in the error or its text.
         is_here = any(inside) if inside else number not in _RIGHTS or str(folder) in text
         return int(number) if is_here else None
@@ -409,11 +408,6 @@ def _storage_errno(error: BaseException, folder: Path) -> int | None:
     if "No space left on device" in text or "StorageFull" in text:
         return errno.ENOSPC
     return errno.EROFS if "Read-only file system" in text else None
-
-
-def _file_names(error: BaseException) -> list[str | bytes]:
-    found = (getattr(error, name, None) for name in ("filename", "filename2"))
-    return [name for name in found if isinstance(name, str | bytes)]
 
 
 def _explain(path: Path, number: int, needed: Callable[[], int | None]) -> str:

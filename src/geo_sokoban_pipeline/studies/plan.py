@@ -63,12 +63,8 @@ class Command:
     def words(self, config: Path) -> list[str]:
         """`kedro run` in a process of its own, with the same environment and configuration and a file of arguments."""
         env = [] if self.env is None else [f"--env={self.env}"]
-        return [
-            *(sys.executable, "-m", "kedro", "run"),
-            f"--config={config}",
-            f"--conf-source={self.conf_source}",
-            *env,
-        ]
+        kedro = (sys.executable, "-m", "kedro", "run")
+        return [*kedro, f"--config={config}", f"--conf-source={self.conf_source}", *env]
 
     @staticmethod
     def environment(data_root: Path) -> dict[str, str]:
@@ -115,14 +111,14 @@ class StudyRun:
         return RunFolders.of(self.root, f"{self.kind}_{self.task}", self.run_id)
 
     @property
-    def summary(self) -> Path:
-        """Where its evaluation is stored."""
-        return self.folders.reports / "eval_summary.json"
-
-    @property
     def models(self) -> Path:
         """Where its policies and checkpoints are stored."""
         return self.folders.models
+
+    @property
+    def summary(self) -> Path:
+        """Where its evaluation is stored."""
+        return self.folders.reports / "eval_summary.json"
 
     @property
     def outputs(self) -> list[Path]:

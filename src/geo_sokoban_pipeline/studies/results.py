@@ -95,18 +95,16 @@ def check_prompts(members: Sequence[StudyRun]) -> None:
 def _describe_seed(member: StudyRun, controls: Sequence[StudyRun], record: Mapping[str, Any]) -> dict[str, Any]:
     from geo_sokoban_pipeline.training.sft import grpo_cpu_seconds
 
-    source = SourceOptions(run=f"train_{member.task}", run_id=member.run_id)
-    metrics = RunStore(member.root).metrics(source)
+    metrics = RunStore(member.root).metrics(SourceOptions(run=f"train_{member.task}", run_id=member.run_id))
     history = read_json(member.models / "policy" / "manifest.json")["history"]
     spent = {"warm_start": history[-1]["cpu_seconds"] if history else 0.0, "grpo": grpo_cpu_seconds(metrics)}
     curves = {"warm_start": sft_curve(history), "grpo": loop_curve(metrics)}
     rows = evaluation_rows(read_json(member.summary), member.task)
     steps = {"warm_start": history[-1]["step"] if history else 0, "grpo": len(metrics)}
     for control in controls:
-        manifest = read_json(control.models / "policy" / "manifest.json")
-        spent[f"control_{control.part}"] = manifest["cpu_seconds"]
-        steps[f"control_{control.part}"] = manifest["budget"]["steps"]
-        curves[f"control_{control.part}"] = sft_curve(manifest["history"])
+        name, manifest = f"control_{control.part}", read_json(control.models / "policy" / "manifest.json")
+        spent[name], steps[name] = manifest["cpu_seconds"], manifest["budget"]["steps"]
+        curves[name] = sft_curve(manifest["history"])
         rows += evaluation_rows(read_json(control.summary), member.task)
     seconds = record["seconds"]
     return {

@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.runs.fingerprint import flatten, without_former
 from geo_sokoban_pipeline.runs.folders import REPORTS
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker, read_commands
-from geo_sokoban_pipeline.runs.storage import find_json, read_json, write_json
+from geo_sokoban_pipeline.runs.storage import find_json, write_json
 from geo_sokoban_pipeline.studies.plan import Command, StudyRun
 
 _POLL_SECONDS = 0.1
@@ -65,9 +65,7 @@ class StudyFolder:
 
     def read_record(self, member: StudyRun) -> dict[str, Any]:
         """The stored record, or `{}`."""
-        path = self.record(member)
-        stored: dict[str, Any] = read_json(path) if path.is_file() else {}
-        return stored
+        return find_json(self.record(member)) or {}
 
     def begin_generation(self, members: Sequence[StudyRun]) -> None:
         """Begin all members anew: none of them counts as begun or finished, also if this is interrupted halfway."""
@@ -132,8 +130,7 @@ class StudyFolder:
 
     def _read_generation(self) -> dict[str, Any]:
         """`token` and `members` of the last command that said `fresh=true`, `{}` before the first one."""
-        stored: dict[str, Any] = read_json(self._generation) if self._generation.is_file() else {}
-        return stored
+        return find_json(self._generation) or {}
 
 
 def _first_command(member: StudyRun) -> dict[str, Any] | None:
@@ -156,9 +153,6 @@ class _Child:
     began: float
     whole: bool  # nothing of the member was there before
     maker: dict[str, Any]
-
-    def close(self) -> None:
-        self.log.close()
 
 
 def run_members(
@@ -196,16 +190,14 @@ def run_members(
                 running.remove(child)
                 _settle(child, folder, limit, done, failed, progress)
             time.sleep(_POLL_SECONDS if running or waiting else 0)
-    reasons = [text for text in failed.values() if text]
-    if reasons:
+    if reasons := [text for text in failed.values() if text]:
         again = "The same command without fresh=true" if fresh else "The same command"
         raise StudyError("\n".join([*reasons, f"{again} goes on with what is left once this is mended."]))
 
 
 def _is_free(member: StudyRun, told: set[str]) -> bool:
     """Whether no other process works on a member's run, such as a child of an earlier study; logged once."""
-    holder = find_holder(member.models)
-    if holder is not None and member.run_id not in told:
+    if (holder := find_holder(member.models)) is not None and member.run_id not in told:
         told.add(member.run_id)
         logger.warning("%s waits. %s", member.run_id, holder)
     return holder is None
@@ -238,7 +230,7 @@ def _start(member: StudyRun, command: Command, folder: StudyFolder) -> _Child:
 def _settle(
     child: _Child, folder: StudyFolder, workers: int, done: set[str], failed: dict[str, str], progress: Progress
 ) -> None:
-    child.close()
+    child.log.close()
     member, seconds, code = child.member, time.monotonic() - child.began, child.process.returncode
     if code == 0:
         folder.write_record(member, seconds if child.whole else None, workers, child.maker)
@@ -277,7 +269,7 @@ def _end_children(running: list[_Child]) -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
-            child.close()
+            child.log.close()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

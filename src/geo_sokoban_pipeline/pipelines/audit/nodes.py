@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.study import AuditOptions
-from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.console import refuse, refusing
 from geo_sokoban_pipeline.envs.inspection import TABLES
 from geo_sokoban_pipeline.preflight.stored import missing_checkpoints
 from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
@@ -139,10 +139,8 @@ def judge_stored(audit: dict[str, Any]) -> None:
 
     again = suggest_command(audit["run"], audit["run_id"], "--tags=report")
     logger.info("%s, with the parameters of the training, puts this audit into the run's report", again)
-    try:
+    with refusing(AuditError):
         judge_audit(audit)
-    except AuditError as error:
-        refuse(error)
     logger.info("%s/%s: no findings", audit["run"], audit["run_id"])
 
 

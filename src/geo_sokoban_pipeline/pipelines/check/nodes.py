@@ -11,7 +11,7 @@ from geo_sokoban_pipeline.console import print_table, refuse
 from geo_sokoban_pipeline.envs.inspection import Check, guard
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.pipelines.hub_rows import first_rows_reader
-from geo_sokoban_pipeline.preflight.checks import PreflightError, Subject, as_table, rows_of, summarise
+from geo_sokoban_pipeline.preflight.checks import PreflightError, Subject, as_table, find_cases, rows_of, summarise
 from geo_sokoban_pipeline.preflight.stored import read_stored
 from geo_sokoban_pipeline.runs.folders import RunStore
 
@@ -46,17 +46,17 @@ def check_run(
     )
     subject = Subject(task, parameters, runs.root)
     findings = inspect_run(subject, first_rows_reader(task))
-    checks = findings.checks
-    if not subject.settings.timed:
-        checks.append(Check("timed", "iteration", "skipped", f"check_{task}.timed is false"))
-    elif any(check.state == "failure" for check in checks):
-        checks.append(Check("timed", "iteration", "skipped", "what failed above would end it"))
-    elif not has_weights(subject, findings.model):
-        checks.append(Check("timed", "iteration", "skipped", "the policy's weights are not here yet; see model, files"))
-    else:
+    has_failed = any(check.state == "failure" for check in findings.checks)
+    lacks_weights = not has_weights(subject, findings.model)
+    skipped = find_cases(
+        "timed",
+        (not subject.settings.timed, "iteration", "skipped", f"check_{task}.timed is false", ""),
+        (has_failed, "iteration", "skipped", "what failed above would end it", ""),
+        (lacks_weights, "iteration", "skipped", "the policy's weights are not here yet; see model, files", ""),
+    )
+    if not skipped:
         logger.info("timing one iteration at the real sizes")
-        checks += guard("timed", "iteration", time)
-    table = as_table(subject, checks)
+    table = as_table(subject, [*findings.checks, *(skipped[:1] or guard("timed", "iteration", time))])
     title = f"Pre-flight of {subject.run}, run id {subject.parameters.run_id}"
     print_table(title, ("", "check", "state", "found"), rows_of(table), _COLOURS)
     return table

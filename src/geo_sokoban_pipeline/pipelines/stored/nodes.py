@@ -6,11 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
@@ -24,7 +23,7 @@ from geo_sokoban_pipeline.config.grpo import (
     TrainOptions,
     UpdatePipelineOptions,
 )
-from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.console import refusing
 from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
 from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 TrainedOn = tuple[str | None, str | None]  # data id, and hash of the prompts
 
 
@@ -249,7 +247,8 @@ def export_episodes(
     from geo_sokoban_pipeline.trajectories.inspect_log import FOLDER, write_logs
 
     if options.push is not None:
-        _explain_upload(partial(check_upload, options.push))
+        with refusing(UploadError):
+            check_upload(options.push)
     source, files = options.source, stored()
     name = f"{source.run}/{source.run_id}"
     about = {"run": name, **read_versions()}
@@ -284,15 +283,9 @@ def push_export(export: dict[str, Callable[[], pa.Table]], folder: Path, options
     if options.push is None:
         return
     replaced = [f"{name}/*" for name in (*TABLES, FOLDER)]
-    upload = partial(upload_folder, folder, options.push, private=options.push_private, replaced=replaced)
-    logger.info("%d tables uploaded: %s", len(export), _explain_upload(upload))
-
-
-def _explain_upload(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except UploadError as error:
-        refuse(error)
+    with refusing(UploadError):
+        address = upload_folder(folder, options.push, private=options.push_private, replaced=replaced)
+        logger.info("%d tables uploaded: %s", len(export), address)
 
 
 def report_stored(root: Callable[[], Path], options: ReportPipelineOptions) -> str:
@@ -384,10 +377,8 @@ def whole(files: Sequence[Path], doing: str, *, tokens: bool = False, groups: bo
 
     for file in files:
         check_file(file)
-    try:
+    with refusing(ThinnedError):
         refuse_thinned(files, doing, tokens=tokens, groups=groups)
-    except ThinnedError as error:
-        refuse(error)
 
 
 def check_prompts(

@@ -11,7 +11,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.base import ParameterError, StrictModel
 from geo_sokoban_pipeline.config.study import StudyDefinition, StudyOptions
-from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.console import refuse, refusing
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.processes import count_cores
 from geo_sokoban_pipeline.runs.lock import RunLock, RunLockedError
@@ -61,7 +61,7 @@ def plan_study(
     assert isinstance(definition, StudyDefinition)
     task = task_of(definition.task)
     docs = None if options.docs is None else command.project / options.docs
-    try:
+    with refusing(ParameterError, MarkerError, FileNotFoundError):
         if not (command.project / "pyproject.toml").is_file():  # an installed package alone is not enough
             raise FileNotFoundError(
                 f"A study starts `kedro run` commands of its own, but {command.project} is no project folder: it has "
@@ -79,19 +79,14 @@ def plan_study(
             command.check_root(root)
         if docs is not None:
             check_docs(docs, name)
-    except (ParameterError, MarkerError, FileNotFoundError) as error:
-        refuse(error)
     return StudyPlan(name, options, definition, members, StudyFolder.of(command.data_root, name), docs)
 
 
 def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
     """The plan, once all its members are finished."""
-    try:
-        # Records and logs go by the study's name: the same study under another run id would share them.
-        with closing(RunLock(plan.folder.path, way_out=".")):
-            run_members(plan.members, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
-    except (StudyError, RunLockedError, CorruptFolderError) as error:
-        refuse(error)
+    # Records and logs go by the study's name: the same study under another run id would share them.
+    with refusing(StudyError, RunLockedError, CorruptFolderError), closing(RunLock(plan.folder.path, way_out=".")):
+        run_members(plan.members, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
     return plan
 
 
@@ -99,10 +94,8 @@ def collect_study(plan: StudyPlan) -> dict[str, dict[str, Any]]:
     """Results by the name of the study."""
     from geo_sokoban_pipeline.studies.results import ResultsError, collect_results
 
-    try:
+    with refusing(ResultsError):
         return {plan.name: collect_results(plan.name, plan.definition, plan.members, plan.folder)}
-    except ResultsError as error:
-        refuse(error)
 
 
 def write_docs(plan: StudyPlan, results: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, str]:

@@ -118,24 +118,25 @@ def write_report(
     from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
 
     run, shown = f"train_{options.task}", (browsed or {}).get("runs", ())
-    inputs = ReportInputs(
-        task=options.task,
-        run=run,
-        run_id=run_id,
-        metrics=metrics,
-        summary=summary,
-        warm_start=policy.manifest.get("history", []),
-        held_out=held_out,
-        trained=trained,
-        data_report=data_report,
-        parameters={"seed": seed, options.task: data, run: options.model_dump(mode="json")},
-        versions=read_versions(),
-        token_texts=read_token_texts(policy.path),
-        validations=validations,
-        time=summarise_commands(commands or ()),
-        index=episodes,
-        audit=audit,
-        whole_audit=audited,
-        site=f"../../browse_{options.task}/{run_id}/site" if f"{run}/{run_id}" in shown else None,
+    return build_report(
+        ReportInputs(
+            task=options.task,
+            run=run,
+            run_id=run_id,
+            metrics=metrics,
+            summary=summary,
+            warm_start=policy.manifest.get("history", []),
+            held_out=held_out,
+            trained=trained,
+            data_report=data_report,
+            parameters={"seed": seed, options.task: data, run: options.model_dump(mode="json")},
+            versions=read_versions(),
+            token_texts=read_token_texts(policy.path),
+            validations=validations,
+            time=summarise_commands(commands or ()),
+            index=episodes,
+            audit=audit,
+            whole_audit=audited,
+            site=f"../../browse_{options.task}/{run_id}/site" if f"{run}/{run_id}" in shown else None,
+        )
     )
-    return build_report(inputs)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
-from geo_sokoban_pipeline.console import refuse, track
+from geo_sokoban_pipeline.console import refusing, track
 from geo_sokoban_pipeline.envs.base import describe_expert
 from geo_sokoban_pipeline.runs.fingerprint import (
     check_fingerprint,
@@ -70,10 +70,8 @@ def warm_start(
         return
     from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts
 
-    try:
+    with refusing(ParameterError):
         look_at_prompts(rows, options, seed)
-    except ParameterError as error:
-        refuse(error)
     if options.warm_start.steps == 0:
         yield link_policy(base.path, {"fingerprint": wanted, "history": []})
         return

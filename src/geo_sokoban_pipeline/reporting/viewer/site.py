@@ -77,20 +77,22 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
     columns["cluster"] = _words(pa.array([clusters.get(name) for name in index["task_id"].to_pylist()], pa.string()))
     columns["chunk"], columns["place"] = chunk, place
     chunks = _write_list(folder, columns, index.num_rows)
-    names = index["task"].unique().to_pylist()
     site = {
         "rows": index.num_rows,
         "chunks": chunks,
-        "columns": [(name, _kind(column)) for name, column in columns.items()],
+        "columns": [(name, "word" if isinstance(one, _Words) else "number") for name, one in columns.items()],
         "runs": {run.name: _describe_run(run, pad, folder) for run, pad in zip(runs, pads, strict=True)},
-        "tasks": {name: _describe_task(name, index) for name in names},
+        "tasks": {name: _describe_task(name, index) for name in index["task"].unique().to_pylist()},
     }
     _write_script(folder, "site", site)
     starts = np.cumsum([0, *(run.index.num_rows for run in runs)]).tolist()
     tables = {run.name: count_tokens(run, start) for run, start in zip(runs, starts, strict=False)}
     _write_script(folder, "tokens", tables)
-    _copy_assets(folder)
-    return {"episodes": index.num_rows, "pages": int(shown.sum()), "images": images.count}
+    (folder / "assets").mkdir()
+    for asset in resources.files(__package__).joinpath("assets").iterdir():
+        with resources.as_file(asset) as path:
+            shutil.copyfile(path, folder / ENTRY if asset.name == ENTRY else folder / "assets" / asset.name)
+    return {"episodes": index.num_rows, "pages": int(shown.sum()), "images": len(images.places)}
 
 
 def choose_pages(index: pa.Table, pages: int | None) -> np.ndarray:
@@ -114,17 +116,14 @@ def choose_pages(index: pa.Table, pages: int | None) -> np.ndarray:
     chosen = np.zeros(len(size), bool)
     gaps = index["max_log_prob_gap"].to_numpy()
     for run in np.unique(np.stack(keys[:2], 1), axis=0):
-        own = np.flatnonzero((np.stack(keys[:2], 1) == run).all(1) & (gaps > 0))
-        if len(own):
+        if len(own := np.flatnonzero((np.stack(keys[:2], 1) == run).all(1) & (gaps > 0))):
             chosen[group[own[np.argmax(gaps[own])]]] = True
     for kind in (~train, train):
         groups = np.unique(group[kind])
         groups = groups[np.argsort(first[groups])]
-        left = pages - int(size[chosen].sum())
-        if not len(groups) or left <= 0:
-            continue
-        count = min(len(groups), max(1, int(left / size[groups].mean())))
-        chosen[groups[np.linspace(0, len(groups) - 1, count).round().astype(int)]] = True
+        if len(groups) and (left := pages - int(size[chosen].sum())) > 0:
+            count = min(len(groups), max(1, int(left / size[groups].mean())))
+            chosen[groups[np.linspace(0, len(groups) - 1, count).round().astype(int)]] = True
     return np.asarray(chosen[group])
 
 
@@ -172,10 +171,6 @@ def _numbers(array: pa.Array) -> np.ndarray:
     values = np.asarray(array.cast(pa.float64()).to_numpy(zero_copy_only=False))
     # Differences of log-probs in float32 are that small, and the list is sorted by them.
     return np.where(np.abs(values) < _SMALL, np.round(values, 9), np.round(values, 6))
-
-
-def _kind(column: Any) -> str:
-    return "word" if isinstance(column, _Words) else "number"
 
 
 def _widest_tokens(run: BrowsedRun) -> list[str | None]:
@@ -299,12 +294,8 @@ class _Chunk:
             maps: rows of `occlusion` of it.
         """
         report = task_or_plain(episode.task).report
-        last = episode.turns[-1] if episode.turns else None
-        end = (
-            report.last_image(episode.images[-1], last)
-            if episode.images and last and last.role == "assistant"
-            else None
-        )
+        acted = episode.images and episode.turns and episode.turns[-1].role == "assistant"
+        end = report.last_image(episode.images[-1], episode.turns[-1]) if acted else None
         cuts = [0, *(turn.token_start for turn in episode.turns[1:]), len(episode.token_ids)]
         sampled = np.flatnonzero(episode.loss_mask)
         self.episodes.append(
@@ -342,8 +333,7 @@ class _Chunk:
         _write_script(folder, f"episodes/{number}", chunk)
 
     def _describe_turn(self, turn: Turn, ids: np.ndarray, action: str | None) -> dict[str, Any]:
-        key = ids.astype(np.int32, copy=False).tobytes()
-        if key not in self.spans:
+        if (key := ids.astype(np.int32, copy=False).tobytes()) not in self.spans:
             self.spans[key] = len(self.spans)
             self.size += 2 * len(key)
         return {
@@ -384,7 +374,7 @@ def _shorten(ids: np.ndarray) -> list[int]:
 def _channels(episode: Trajectory, sampled: np.ndarray, scores: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Log-probs of the sampled tokens, and how much those of trainer and reference policy differ from the engine's."""
     own, ref = episode.rollout_log_probs[sampled].astype(np.float64), episode.ref_log_probs
-    gaps = _find_gaps(episode, sampled, scores)
+    gaps = _find_gaps(episode, own, sampled, scores)
     return {
         "log_probs": np.round(own, 4),
         "gaps": None if gaps is None else np.round(gaps, 9),
@@ -394,13 +384,12 @@ def _channels(episode: Trajectory, sampled: np.ndarray, scores: Sequence[Mapping
 
 
 def _find_gaps(
-    episode: Trajectory, sampled: np.ndarray, scores: Sequence[Mapping[str, Any]] | None
+    episode: Trajectory, own: np.ndarray, sampled: np.ndarray, scores: Sequence[Mapping[str, Any]] | None
 ) -> np.ndarray | None:
-    """(sampled,) float64 log-probs of the trainer minus those of the engine; None: the trainer's are not known.
+    """(sampled,) float64 log-probs of the trainer minus `own` of the engine; None: the trainer's are not known.
 
     They are the stored `old_log_probs`, or scores under the very weights that sampled the episode.
     """
-    own = episode.rollout_log_probs[sampled].astype(np.float64)
     if episode.old_log_probs is not None:
         return np.asarray(episode.old_log_probs[sampled].astype(np.float64) - own)
     if scores and _are_of(scores, sampled) and _sampled_by(episode.weight_spans, scores):
@@ -511,8 +500,7 @@ class _TokenTable:
         values[1] = find_gaps(one_array(table, "old_log_probs"), engine, places, episode)
         for number, name in enumerate(table["trajectory_id"].to_pylist() if scored else ()):
             own = slice(*np.searchsorted(episode, [number, number + 1]))
-            scores = scored.get(name)
-            if scores and _are_of(scores, positions[own]):
+            if (scores := scored.get(name)) and _are_of(scores, positions[own]):
                 values[2:, own] = [[score[measure] for score in scores] for measure in _MEASURES[2:]]
                 if _sampled_by(table["weight_spans"][number].as_py(), scores) and np.isnan(values[1, own]).all():
                     values[1, own] = [score["log_prob"] for score in scores] - values[0, own]
@@ -526,8 +514,7 @@ class _TokenTable:
             self.sums[1, measure] += np.bincount(ids, filled, self.sums.shape[2])
 
     def _widen(self, size: int) -> None:
-        more = size - self.sums.shape[2]
-        if more > 0:
+        if (more := size - self.sums.shape[2]) > 0:
             self.sums = np.pad(self.sums, ((0, 0), (0, 0), (0, more)))
             self.widest = np.pad(self.widest, ((0, 0), (0, more)), constant_values=np.nan)
 
@@ -572,15 +559,9 @@ class _Images:
     size: int = 0
     scripts: int = 0
 
-    @property
-    def count(self) -> int:
-        """How many different ones there are."""
-        return len(self.places)
-
     def add(self, image: bytes) -> tuple[int, int]:
         """Script and place of an image."""
-        key = hashlib.blake2b(image, digest_size=16).digest()
-        if key not in self.places:
+        if (key := hashlib.blake2b(image, digest_size=16).digest()) not in self.places:
             if self.size > IMAGES_BYTES:
                 self.close()
             self.places[key] = (self.scripts, len(self.open))
@@ -604,10 +585,14 @@ def _describe_run(run: BrowsedRun, pad: int | None, folder: Path) -> dict[str, A
     pipeline, _, run_id = run.name.partition("/")
     kind, _, task = pipeline.partition("_")
     made_in = {entry.get("env") for entry in read_commands(run.folder)[-1:]} - {"local"}
-    env = next(iter(made_in), None)
-    score = suggest_command(f"score_{task}", run_id, env=env) if kind == "train" and task in TASKS else None
-    ablations = describe_ablations(run.evaluation)
-    return {"settings": run.settings, "pad": pad, "report": report, "ablations": ablations, "score": score}
+    score = suggest_command(f"score_{task}", run_id, env=next(iter(made_in), None))
+    return {
+        "settings": run.settings,
+        "pad": pad,
+        "report": report,
+        "ablations": describe_ablations(run.evaluation),
+        "score": score if kind == "train" and task in TASKS else None,
+    }
 
 
 def describe_ablations(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -627,16 +612,15 @@ def describe_ablations(evaluation: Mapping[str, Any] | None) -> list[dict[str, A
             cells = [breakdown.cells(one) for one in (row, *ablated.values())]
             kinds = [kind for kind in cells[0] if all(kind in one for one in cells)]
             lines = [(str(kind), [(one[kind]["solved"], one[kind]["episodes"]) for one in cells]) for kind in kinds]
-            evaluated = describe_policy(summary, policy)
-            names = {
+            entry = {
                 "policy": policy,
-                "evaluated": evaluated,
+                "evaluated": describe_policy(summary, policy),
                 "mode": mode,
                 "by": breakdown.heading,
                 "names": ["images", *ablated],
+                "lines": lines,
             }
-            if lines:
-                found.append({**names, "lines": lines})
+            found += [entry] if lines else []
     return found
 
 
@@ -673,11 +657,3 @@ def as_script_text(value: Any) -> bytes:
     for sign, escaped in (("<", b"\\u003c"), ("\u2028", b"\\u2028"), ("\u2029", b"\\u2029")):
         text = text.replace(sign.encode(), escaped)
     return text
-
-
-def _copy_assets(folder: Path) -> None:
-    (folder / "assets").mkdir()
-    for asset in resources.files(__package__).joinpath("assets").iterdir():
-        place = folder / ENTRY if asset.name == ENTRY else folder / "assets" / asset.name
-        with resources.as_file(asset) as path:
-            shutil.copyfile(path, place)

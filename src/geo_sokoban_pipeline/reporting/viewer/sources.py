@@ -83,8 +83,7 @@ class BrowsedRun:
     @cached_property
     def scored(self) -> dict[str, list[dict[str, Any]]]:
         """Rows of scores by trajectory id, in the order of their positions; of several files the last one counts."""
-        found = self._read_rows(self.scores)
-        return {name: sorted(rows, key=itemgetter("position")) for name, rows in found.items()}
+        return {name: sorted(rows, key=itemgetter("position")) for name, rows in self._read_rows(self.scores).items()}
 
     @cached_property
     def mapped(self) -> dict[str, list[dict[str, Any]]]:
@@ -127,11 +126,11 @@ def find_runs(paths: Iterable[Path], tokenizer: Path | None = None) -> list[Brow
             parts.setdefault(file.parents[2] if of_run else file, {})[file] = None
     runs = [open_run(outputs, tokenizer=tokenizer) for outputs in whole]
     for place, own in parts.items():
-        if place.is_dir():
-            runs += [] if place in whole else [open_run(place, list(own), tokenizer)]
-        else:
+        if not place.is_dir():
             texts = read_token_texts(tokenizer) if tokenizer else None
             runs.append(BrowsedRun(f"{place.parent.name}/{place.stem}", _index(place), place.parent, token_texts=texts))
+        elif place not in whole:
+            runs.append(open_run(place, list(own), tokenizer))
     return runs
 
 
@@ -151,8 +150,8 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
     else:
         index = pa.concat_tables([_index(file) for file in files])
     models, report = folders.models, folders.reports / "report.html"
-    policies = [models / name for name in _POLICIES if (models / name / "tokenizer.json").is_file()]
-    words = tokenizer or next(iter(policies), None)
+    policies = (models / name for name in _POLICIES if (models / name / "tokenizer.json").is_file())
+    words = tokenizer or next(policies, None)
     scores, maps = (
         sorted((root / OUTPUTS).glob(pattern), key=lambda path: path.stat().st_mtime) for pattern in (_SCORES, _MAPS)
     )
