@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel, refuse_first
 
 
 class SplitCounts(StrictModel):
@@ -30,8 +30,7 @@ class SplitShares(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         total = self.train + self.validation + self.eval
-        if abs(total - 1) > 1e-6:
-            raise ValueError(f"shares add up to {total:g}; train + validation + eval must be 1.")
+        refuse_first((abs(total - 1) > 1e-6, f"shares add up to {total:g}; train + validation + eval must be 1."))
         return self
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.envs.data_identity import identify_data
-from geo_sokoban_pipeline.envs.inspection import Check, State, failure_of, guard
+from geo_sokoban_pipeline.envs.inspection import Check, failure_of, guard
 from geo_sokoban_pipeline.envs.rows import HubReader
 from geo_sokoban_pipeline.policies.policy import device_of
 from geo_sokoban_pipeline.preflight.checks import Subject
@@ -149,9 +149,8 @@ def _inspect_model(subject: Subject, findings: Findings) -> None:
     if findings.model is not None and layout is not None:
         text = findings.model.config.text_config.to_dict()
         obstacles = find_obstacles(text, layout, subject.options.processes)
-        state: State = "failure" if obstacles else "ok"
         found = "; ".join(obstacles) or f"tensor_parallel={layout.tensor_parallel} divides heads, vocabulary and MLP"
-        findings.checks.append(Check("model", "megatron", state, found))
+        findings.checks.append(Check("model", "megatron", "failure" if obstacles else "ok", found))
 
 
 def _inspect_own_code(subject: Subject, findings: Findings) -> None:

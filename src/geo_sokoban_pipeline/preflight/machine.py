@@ -303,13 +303,11 @@ def check_ray(options: TrainOptions) -> Check:
         text, way_out = "placement=ray, but Ray is not installed", "pip install 'geo-sokoban-pipeline[ray]'"
         return Check("machine", "Ray", "failure", text, way_out)
     address = options.ray.address or os.environ.get("RAY_ADDRESS")
-    who = f"{options.processes} ranks"
-    if options.rollout.workers:
-        who += f" and {options.rollout.workers} rollout workers"
-    if options.places_servers:
-        server = options.rollout.server
-        where = "on the ranks' GPUs" if server.colocated else f"of {server.tensor_parallel} GPUs"
-        who += f" and {server.count} servers {where if server.device == 'cuda' else 'on the CPU'}"
+    server, workers = options.rollout.server, options.rollout.workers
+    place = "on the ranks' GPUs" if server.colocated else f"of {server.tensor_parallel} GPUs"
+    place = place if server.device == "cuda" else "on the CPU"
+    who = f"{options.processes} ranks{f' and {workers} rollout workers' if workers else ''}"
+    who += f" and {server.count} servers {place}" if options.places_servers else ""
     where = f"{who} in the cluster at {address}" if address else f"{who} in a cluster of this machine alone"
     return Check("machine", "Ray", "ok", f"{version}: {where}, ray.strategy={options.ray.strategy}")
 

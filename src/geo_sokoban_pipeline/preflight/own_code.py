@@ -70,15 +70,15 @@ class EpisodeShape:
 
     def longest(self, options: TrainOptions) -> int | None:
         """Tokens of the longest episode under the run's limits; None if only the context limits it."""
-        rollout = options.rollout
-        limits = [] if rollout.max_context_tokens is None else [rollout.max_context_tokens]
-        if rollout.max_response_tokens is not None:
+        rollout, turn = options.rollout, options.rollout.max_tokens_per_turn
+        budget = rollout.max_response_tokens
+        limits = (
+            rollout.max_context_tokens,
             # By default the observation that exceeds the budget is kept, so it comes on top.
-            limits.append(self.prompt + rollout.max_response_tokens + self.observation)
-        if rollout.max_tokens_per_turn is not None:
-            turns = rollout.max_turns * (rollout.max_tokens_per_turn + self.observation)
-            limits.append(self.prompt + turns)
-        return min(limits) if limits else None
+            None if budget is None else self.prompt + budget + self.observation,
+            None if turn is None else self.prompt + rollout.max_turns * (turn + self.observation),
+        )
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 def check_signatures(run: str, options: TrainOptions) -> list[Check]:

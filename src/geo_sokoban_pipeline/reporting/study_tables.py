@@ -398,11 +398,15 @@ def _time_table(results: Results, task: Task) -> str:
     stages = [stage for stage in _STAGES if any(stage in seed["cpu_seconds"] for seed in results["seeds"])]
     # Growth is shown wherever it was measured, even without a criterion for it.
     measured = any(seed["memory_gb"] for seed in results["seeds"])
-    lines = []
-    for seed in results["seeds"]:
-        spent = [_describe_spent(seed, stage) for stage in stages]
-        growth = [judge_growth(seed["memory_gb"]).text] if measured else []
-        lines.append([str(seed["seed"]), *spent, number(seed["minutes"], 1), *growth])
+    lines = [
+        [
+            str(seed["seed"]),
+            *(_describe_spent(seed, stage) for stage in stages),
+            number(seed["minutes"], 1),
+            *([judge_growth(seed["memory_gb"]).text] if measured else []),
+        ]
+        for seed in results["seeds"]
+    ]
     names = ["GRPO" if stage == "grpo" else task.report.label(stage) for stage in stages]
     heads = ["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"]
     return markdown_table(

@@ -100,9 +100,8 @@ def collect_trajectories(
                 if workers is not None and settings.ranks_roll_out:
                     workers.update_weights(first)
                 trajectories, metrics = collector.collect(iteration, sampler)
-                row = {"iteration": iteration, "policy_version": first, **metrics}
-                if lost and iteration == began:
-                    row["perf/restarts"] = lost
+                restarts = {"perf/restarts": lost} if lost and iteration == began else {}
+                row = {"iteration": iteration, "policy_version": first, **metrics, **restarts}
                 chunk = name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
                 yield chunk
                 release(chunk)
@@ -157,9 +156,8 @@ def update_on_stored(
                 "started_from": hash_files(start.manifest["files"]),
                 **layout_of(settings if workers is None else workers.options, threads),
             }
-            row = {"iteration": iteration, "policy_version": iteration, **metrics}
-            if lost:
-                row["perf/restarts"] = lost
+            restarts = {"perf/restarts": lost} if lost else {}
+            row = {"iteration": iteration, "policy_version": iteration, **metrics, **restarts}
             name = partition(iteration)
             with written_ahead(CheckpointWriter(backend, entries), start.path.parent, workers) as writer:
                 yield Rewind(-1), Rewind(-1)
@@ -344,14 +342,13 @@ def score_stored(
     whole([folder / f"{place}.parquet" for place in places], f"score_{settings.task}", tokens=True)
     prepare_process(settings.threads)
     policy = load_as(settings.policy, scored_by.path)
+    is_own = RunStore.is_own(source)
     about = {
         "run": source.run,
         "run_id": source.run_id,
-        "scored_by": f"{source.run}/{source.run_id}@{source.checkpoint}",
-        "scored_version": scored_by.manifest.get("policy_version", 0),
+        "scored_by": f"{source.run}/{source.run_id}@{source.checkpoint}" if is_own else str(source.checkpoint),
+        "scored_version": scored_by.manifest.get("policy_version", 0) if is_own else None,
     }
-    if not RunStore.is_own(source):
-        about |= {"scored_by": str(source.checkpoint), "scored_version": None}
     request = ScoringRequest(settings.optimizer, options.top_k, options.image_reliance, about)
     yield Rewind(-1), Rewind(-1)
     parts: Counter[int] = Counter()

@@ -69,13 +69,16 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
     images = _Images(folder)
     chunk, place, pads = _write_episodes(folder, runs, shown, images)
     images.close()
-    columns = list_columns(index) | score_columns(runs)
-    columns["widest_gap_token"] = _words(pa.array([text for run in runs for text in _widest_tokens(run)], pa.string()))
-    columns["page"] = _words(pa.array(shown))
-    columns["run"] = _words(pa.array([run.name for run in runs for _ in range(run.index.num_rows)]))
     clusters = {name: cluster for run in runs for name, cluster in run.clusters.items()}
-    columns["cluster"] = _words(pa.array([clusters.get(name) for name in index["task_id"].to_pylist()], pa.string()))
-    columns["chunk"], columns["place"] = chunk, place
+    columns = list_columns(index) | score_columns(runs)
+    columns |= {
+        "widest_gap_token": _words(pa.array([text for run in runs for text in _widest_tokens(run)], pa.string())),
+        "page": _words(pa.array(shown)),
+        "run": _words(pa.array([run.name for run in runs for _ in range(run.index.num_rows)])),
+        "cluster": _words(pa.array([clusters.get(name) for name in index["task_id"].to_pylist()], pa.string())),
+        "chunk": chunk,
+        "place": place,
+    }
     chunks = _write_list(folder, columns, index.num_rows)
     site = {
         "rows": index.num_rows,
