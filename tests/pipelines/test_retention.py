@@ -87,8 +87,10 @@ def test_what_works_on_thinned_episodes(thinned):
     chat = thinned.load("export_sokoban.export")["chat"]().to_pylist()
     assert len(chat) == sum(read_trajectories(path, ["reward"]).num_rows for path in parts(thinned.root))
     assert all(image["bytes"].startswith(b"\x89PNG") for row in chat for image in row["images"])
-    frame = thinned.load("train_sokoban.trajectories@pandas")
-    assert len(frame) == len(chat)
+    assert len(thinned.load("train_sokoban.trajectories@pandas")) == len(chat)
+    chosen = {"solved": False, "tables": ["tokens", "pairs"], "first_iteration": 2}
+    thinned.run("export_sokoban", params={"export_sokoban": chosen})
+    assert all(len(row["input_ids"]) for row in thinned.load("export_sokoban.export")["tokens"]().to_pylist())
 
 
 @pytest.mark.parametrize(
@@ -109,9 +111,3 @@ def test_what_needs_more_ends_with_a_sentence(thinned, command, params, sentence
     result = thinned.command(f"--pipelines={command}", f"--params={params}")
     assert result.exit_code == 1
     assert sentence in result.output + str(result.exception)
-
-
-def test_newer_iterations_are_exported_whole(thinned):
-    chosen = {"solved": False, "tables": ["tokens", "pairs"], "first_iteration": 2}
-    thinned.run("export_sokoban", params={"export_sokoban": chosen, "run_id": "default"})
-    assert all(len(row["input_ids"]) for row in thinned.load("export_sokoban.export")["tokens"]().to_pylist())
