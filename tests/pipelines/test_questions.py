@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +21,8 @@ import pytest
 from chromium import Page, open_page
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
 from runs import ROOT, Project
+
+pytestmark = pytest.mark.xdist_group("stored")
 
 NOTEBOOK = ROOT / "notebooks" / "06_ten_questions.ipynb"
 AFTER = {"notebook": ("> 40", "> 0"), "address": ("after=41", "after=1")}  # the runs here are short
@@ -49,42 +53,39 @@ def test_the_docs_have_the_questions_of_the_notebook() -> None:
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """Two short runs on levels, the first one scored, and a site of both."""
-    train = ["sokoban.max_solution=5", "train_sokoban.warm_start.steps=72", "train_sokoban.rollout.max_turns=6"]
-    train.append("train_sokoban.grpo.old_log_probs=recompute")
-    return train_two("sokoban", train, tmp_path_factory.mktemp("questions") / "data")
+    train = {
+        "warm_start": {"steps": 72},
+        "rollout": {"max_turns": 6},
+        "grpo": {"old_log_probs": "recompute"},
+    }
+    project = Project(tmp_path_factory.mktemp("questions") / "data")
+    for run_id, seed in (("default", 0), ("seed2", 2)):
+        params = {"run_id": run_id, "seed": seed, "sokoban": {"max_solution": 5}, "train_sokoban": train}
+        project.run(params=params)
+    return score_and_browse(project, "sokoban")
 
 
 @pytest.fixture(scope="module")
-def problem_runs(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The same on problems, which have families; one iteration each."""
-    train = [
-        "train_geo3k.warm_start.steps=40",
-        "train_geo3k.warm_start.play_every=40",
-        "train_geo3k.loop.iterations=1",
-    ]
-    return train_two("geo3k", train, tmp_path_factory.mktemp("problems") / "data", solve_some)
-
-
-def solve_some(project: Project) -> None:
-    """Let the final policy of the first run solve more of each next family: a policy of so few steps solves none."""
-    path = project.folder("08_reporting", "train_geo3k") / "eval_summary.json"
+def problem_runs(stored_run: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The same on problems, which have families. The final policy of the first run solves more of each next family: a
+    policy of so few steps solves none.
+    """
+    project: Project = replace(stored_run("geo3k"), root=tmp_path_factory.mktemp("problems") / "data")
+    shutil.copytree(stored_run("geo3k").root, project.root, ignore=shutil.ignore_patterns("*.lock"))
+    run = "train_geo3k"
+    project.run(run, {"run_id": "seed2", "seed": 2, run: {"loop": {"iterations": 1}}})
+    path = project.folder("08_reporting", run) / "eval_summary.json"
     summary = read_json(path)
     (row,) = [row for row in summary["rows"] if (row["policy"], row["mode"]) == ("final", "sampled")]
     for number, family in enumerate(row["breakdowns"]["family"]):
         family["solved"] = min(number, family["episodes"])
         family["solve_rate"] = family["solved"] / family["episodes"]
     write_json(path, summary)
+    return score_and_browse(project, "geo3k")
 
 
-def train_two(
-    task: str, train: list[str], root: Path, change: Callable[[Project], None] = lambda project: None
-) -> Project:
-    project, run = Project(root), f"train_{task}"
-    for run_id, seed in (("default", 0), ("seed2", 2)):
-        params = ",".join([f"run_id={run_id}", f"seed={seed}", *train])
-        Project(root).succeed(f"--pipelines={run}", f"--params={params}")
-    source = {"run": run, "run_id": "default"}
-    change(project)
+def score_and_browse(project: Project, task: str) -> Project:
+    source = {"run": f"train_{task}", "run_id": "default"}
     scored = {"source": {**source, "checkpoint": "latest"}, "limit": 24}
     project.run(f"score_{task}", params={f"score_{task}": scored})
     project.run(f"browse_{task}", params={f"browse_{task}": {"source": source, "runs": ["seed2"]}})
