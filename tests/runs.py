@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +90,12 @@ class Command(Protocol):
     def returncode(self) -> int | None: ...
     def communicate(self, timeout: float | None = None) -> tuple[str, Any]: ...
     def kill(self) -> None: ...
+
+
+def params(*parts: Mapping[str, Any], run: str = TRAIN) -> tuple[str, str]:
+    """Words of a command for a run with options by dotted name; later parts win."""
+    chosen = {name: value for part in parts for name, value in part.items()}
+    return f"--pipelines={run}", "--params=" + ",".join(f"{run}.{name}={value}" for name, value in chosen.items())
 
 
 def kedro_command(

@@ -23,9 +23,10 @@ from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.sft import run_sft
+from runs import finish, kedro_command, params, read_run
 from task_options import Geo3kTrainOptions, TinyPolicyOptions, TrainOptions
 from training.four_ranks import FourRanks
-from training.setup import SIZES, SPLITTABLE, Setup, copied, settings, shaken
+from training.setup import MEGATRON, SIZES, SPLITTABLE, Setup, StoredRun, copied, settings, shaken
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +37,17 @@ def four_ranks(setup: Setup) -> Iterator[FourRanks]:
     ranks = FourRanks(copied(setup.policy), setup.options)
     yield ranks
     ranks.close()
+
+
+@pytest.fixture(scope="session")
+def megatron_run(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    """The run of `MEGATRON` on this machine, which nobody disturbs."""
+    return undisturbed(MEGATRON, tmp_path_factory.mktemp("megatron"))
+
+
+def undisturbed(options: dict[str, Any], root: Path) -> StoredRun:
+    finish(kedro_command(*params(options), data_root=root))
+    return StoredRun(root, read_run(root))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,20 @@ SIZES = {
 # Two ranks can split it, and each has two groups of heads, so that queries, keys and values lie in turns.
 SPLITTABLE = {**SIZES, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 8, "vision_layers": 2, "deepstack": (0, 1)}
 NOTHING_STORED: dict[str, Any] = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
+# A run of two ranks of Megatron, by dotted name; the driver and the ranks need a reference policy.
+MEGATRON: dict[str, Any] = {
+    "processes": 2,
+    "threads": 1,
+    "backend": "megatron",
+    "megatron.tensor_parallel": 2,
+    "warm_start.steps": 6,
+    "loop.iterations": 2,
+    "loop.eval_interval": 0,
+    "grpo.kl_coefficient": 0.01,
+    "grpo.old_log_probs": "recompute",
+    "evaluation.prompts": 2,
+    "evaluation.blank_images": "false",
+}
 SMALL: dict[str, Any] = {
     "policy": {"tiny": SIZES},
     "warm_start": {
@@ -65,6 +80,19 @@ class Setup:
     rows: list[dict[str, Any]]
     options: TrainOptions
     episodes: list[Trajectory]
+
+
+@dataclass(frozen=True, repr=False)
+class StoredRun:
+    """A run on disk.
+
+    Attributes:
+        root: data root.
+        found: what `read_run` gives.
+    """
+
+    root: Path
+    found: dict[str, Any]
 
 
 def copied(policy: Policy) -> Policy:
