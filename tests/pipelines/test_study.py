@@ -11,15 +11,15 @@ from geo_sokoban_pipeline.evaluation.audit import audit_files
 from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
 from geo_sokoban_pipeline.runs.storage import read_json
-from geo_sokoban_pipeline.training.sft_control import ControlError
+from geo_sokoban_pipeline.training.sft import ControlError
 from kill_hook import kill_at
 from runs import ROOT, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 
 SOURCE = {"run": "train_sokoban", "run_id": "default"}
-CONTINUE = "geo_sokoban_pipeline.training.sft_control.continue_warm_start"
-TIME = "geo_sokoban_pipeline.training.sft_control.time_steps"
+CONTINUE = "geo_sokoban_pipeline.training.sft.continue_warm_start"
+TIME = "geo_sokoban_pipeline.training.sft.time_steps"
 
 
 @pytest.fixture(scope="module")
