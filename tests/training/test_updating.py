@@ -154,9 +154,9 @@ def test_a_step_without_finite_gradient_changes_nothing(
             backend.load_state(tmp_path)
         return backend.step(batch, objective, 1e-3)["skipped"]
 
-    before = {name: tensor.clone() for name, tensor in backend.weight_source().read()}
+    before = {name: tensor.clone() for name, tensor in backend.iter_weights()}
     assert step(broken) == 1.0
-    assert all(torch.equal(before[name], tensor) for name, tensor in backend.weight_source().read())
+    assert all(torch.equal(before[name], tensor) for name, tensor in backend.iter_weights())
     assert [step(broken), step(good), step(broken), step(broken)] == [1.0, 0.0, 1.0, 1.0]
     with pytest.raises(DivergedError, match="3 optimizer steps in a row"):
         step(broken)

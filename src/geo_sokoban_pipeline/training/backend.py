@@ -6,7 +6,7 @@ its copy of the weights alike. Losses are divided by the counts of the whole ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -138,6 +138,9 @@ class RankedBackend:
         if self._is_apart and self._is_stale:
             self._workers.call_all("backend.renew")
         self._is_stale = False
+
+    def iter_weights(self) -> Iterator[tuple[str, Any]]:
+        return self.weight_source().read()
 
     def weight_source(self) -> WeightSource:
         """See `TrainBackend`; weights that this process lacks are sent when they are read."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,6 +38,9 @@ class TrainBackend(Protocol):
         Raises:
             DivergedError: `MOST_SKIPPED` steps in a row had no finite gradient norm.
         """
+
+    def iter_weights(self) -> Iterator[tuple[str, Any]]:
+        """What `weight_source` reads, one tensor at a time."""
 
     def weight_source(self) -> WeightSource:
         """Weights by Hugging Face name, in the layout of published checkpoints; they can be read again."""

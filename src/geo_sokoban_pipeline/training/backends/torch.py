@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -108,6 +108,9 @@ class RankState:
     _parameters: dict[str, Tensor]
     _skipped: int
     _changes: int
+
+    def iter_weights(self) -> Iterator[tuple[str, Any]]:
+        return self.weight_source().read()
 
     def weight_source(self) -> WeightSource:
         """See `TrainBackend`; where several ranks share the weights, see `collect`."""
