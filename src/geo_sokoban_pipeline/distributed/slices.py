@@ -234,8 +234,10 @@ class StoredTensors:
                 shape = [len(wanted.rows), *found.shape[1:]]
                 if columns is not None:
                     held = (piece.place.columns for piece in self._pieces[name])
-                    width = max(columns.stop for columns in held if columns is not None)
-                    shape[1] = width if wanted.columns is None else len(wanted.columns)
+                    # Rows of any piece are whole where none has columns of its own, and then some are wanted.
+                    shape[1] = (
+                        max(part.stop for part in held if part) if wanted.columns is None else len(wanted.columns)
+                    )
                 whole = torch.empty(shape, dtype=found.dtype)
             there = None if columns is None else _shifted(columns, wanted.columns)
             Slice(_shifted(rows, wanted.rows), there).of(whole).copy_(found)
