@@ -92,9 +92,10 @@ def test_steps_are_those_without_offload(
     readers = [build(setup, matrices, offload=value)[1] for value in (False, True)]
     for reader in readers:
         reader.load_state(tmp_path)
-    wanted = offloaded.step(samples, OBJECTIVE, RATE)
-    for reader in readers:
-        assert reader.step(samples, OBJECTIVE, RATE)["loss"] == pytest.approx(wanted["loss"], abs=1e-6)
+    for _ in range(2):  # the second loss shows what the moments have done
+        wanted = offloaded.step(samples, OBJECTIVE, RATE)
+        for reader in readers:
+            assert reader.step(samples, OBJECTIVE, RATE)["loss"] == pytest.approx(wanted["loss"], abs=2e-6)
 
 
 def test_weights_of_an_engine_are_made_when_it_needs_them(
