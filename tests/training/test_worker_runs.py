@@ -129,7 +129,7 @@ def test_ranks_that_do_not_get_on_count_as_lost(
     tiny_policy: Policy, options: TrainOptions, monkeypatch: pytest.MonkeyPatch, own: Any, named: str
 ) -> None:
     """But not one that waits for another one, which works."""
-    monkeypatch.setattr(process, "_ASKING", 0.5)
+    monkeypatch.setattr(process, "ASKING", 0.5)
     workers = open_group(copy.deepcopy(tiny_policy), options.model_copy(update={"rank_timeout": 2.0}))
     if own is rest:
         assert apply(workers, rest_shortly, work) == [None, "done"]

@@ -40,7 +40,7 @@ _LIBRARIES = ["geo_sokoban_pipeline.training.worker", "transformers.models.qwen3
 _PATIENCE = 5.0  # seconds before a process that does not end is terminated, then killed
 _GRACE = 2.0  # seconds in which a process without a driver ends by itself
 _READY = 0  # number of the call that builds a process's object
-_ASKING = 5.0  # seconds between two looks at whether work gets on
+ASKING = 5.0  # seconds between two looks at whether work gets on
 SAID = 30.0  # seconds of standstill that are said
 
 
@@ -148,7 +148,7 @@ def results_of(futures: Sequence[Future[Any]], patience: float, asking: Callable
     """
     left, deadline = set(futures), float("inf")
     while left and time.monotonic() < deadline:
-        left = set(wait(left, min(_ASKING, deadline - time.monotonic()), FIRST_EXCEPTION).not_done)
+        left = set(wait(left, min(ASKING, deadline - time.monotonic()), FIRST_EXCEPTION).not_done)
         failures = [error for future in futures if future.done() and (error := future.exception()) is not None]
         if causes := [error for error in failures if not _is_lost(error)]:
             raise causes[0]
