@@ -16,7 +16,7 @@ from typing import Any
 _PACKAGE = f"{os.sep}geo_sokoban_pipeline{os.sep}"
 _HOOKS = f"{_PACKAGE}hooks{os.sep}"
 _FUNCTION = 0x1  # flag of code that is neither a module's nor a class's (CO_OPTIMIZED)
-# The driver's first call of these begins the phases after the first: start of the loop, iterations, end.
+# The driver's first call of each, after the one before it, begins a phase: start of the loop, iterations, end.
 _BEGINNINGS = {"run_grpo": 1, "is_save_due": 2, "SignalWatch.close": 3}
 
 
@@ -35,7 +35,8 @@ def record_calls(folder: str) -> None:
         _, inside, path = code.co_filename.rpartition(_PACKAGE)
         if not inside or not code.co_flags & _FUNCTION:
             return
-        phase[0] = max(phase[0], _BEGINNINGS.get(code.co_qualname, 0))
+        if _BEGINNINGS.get(code.co_qualname) == phase[0] + 1:
+            phase[0] += 1
         above = frame.f_back
         while above is not None:
             name = above.f_code.co_filename
