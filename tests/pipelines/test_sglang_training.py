@@ -157,7 +157,7 @@ class TurnProxy(Proxy):
     async def _pass(self, request):
         name = self.NAMES.get(request.path)
         if name == "release":
-            self.left.append(self.in_flight)
+            self.left.append(self.open_requests)
         if name == "resume":
             name += " " + " ".join((await request.json())["tags"])
         if name is not None and self.calls[-1:] != [name]:
