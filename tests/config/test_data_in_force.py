@@ -108,7 +108,7 @@ def shares(given: dict[str, Any]) -> dict[str, tuple[dict[str, Any], dict[str, A
     return {f"shares.{split}": (given | even, change) for split, change in changes.items()}
 
 
-# What is given, and what is changed: at the limits by as little as counts.
+# Given and changed values: at the limits by as little as counts.
 LEVELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "source": ({}, file("one.xsb")),
     "file.path": (file("one.xsb"), {"file.path": "two.xsb"}),

@@ -15,7 +15,7 @@ SET = {"name": "longer", "title": "Longer"}
 NO_RUN = "the name of the pipeline that made the run, train_<task>"
 NO_PASSWORD = "tracking: uri=…MLFLOW_TRACKING_PASSWORD; for a database …~/.pgpass"
 
-# What is typed, and what the message says; "…" stands for more words.
+# Typed parameters and the message; "…" stands for more words.
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # A ratio below 0 does not exist.
     ({"train_sokoban.grpo.clip_low": 1.5}, "train_sokoban.grpo.clip_low=1.5: input should be less than or equal to 1."),

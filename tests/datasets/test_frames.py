@@ -193,7 +193,7 @@ def test_a_task_without_schemas_pins_no_column(tmp_path):
 def test_equal_rows_again_change_nothing(tmp_path, kind):
     dataset, path = table(tmp_path, kind=kind), tmp_path / "one" / "rejected.parquet"
     dataset.save(made(ROWS, kind))
-    # What another version of the library has written in other bytes stays too.
+    # Rows that another version of the library has written in other bytes stay too.
     for rewrite in (lambda: None, lambda: pq.write_table(pq.ParquetFile(path).read(), path, row_group_size=7)):
         rewrite()
         before = (path.stat().st_ino, path.read_bytes())

@@ -76,7 +76,7 @@ def test_rows_of_what_was_played_and_what_could_not_be(options: TrainOptions) ->
         ("final/p0001/s00", "failed", "failed", None, 7),
     ]
     assert all((e.iteration, e.advantage, e.trained) == (7, None, False) for e in episodes)
-    # What is complete or cut off is dropped for no reason.
+    # Neither a complete nor a truncated episode has a reason to be dropped.
     short = options.rollout.model_copy(update={"max_response_tokens": 5})
     rows = [{"id": "a"}, {"id": "b", "env": {"ends_after": 2}}]
     episodes = play(options.model_copy(update={"rollout": short}), rows)

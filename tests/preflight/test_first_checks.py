@@ -302,7 +302,7 @@ def test_fresh_replaces_no_run_that_is_its_own_source(tmp_path, run_id, refused)
         check_replaced("regrade_sokoban", RunFolders.of(tmp_path, "regrade_sokoban", "default"), options)
 
 
-# What the parameters name is looked up, and its arguments tried.
+# Code that the parameters name is looked up, and its arguments are tried.
 
 
 @pytest.mark.parametrize(

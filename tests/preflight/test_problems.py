@@ -29,7 +29,7 @@ def data(**changes: Any) -> Geo3kDataOptions:
 
 
 def inspect(folder: Path, task: str = "geo3k", rows: int = 10, **changes: Any) -> DataSample:
-    """What is found of the data with these changes, where nothing is stored."""
+    """Findings about the data with these changes, where nothing is stored."""
     return inspect_problems(DATA_OPTIONS[task].model_validate({"counts": COUNTS} | changes), task, rows, None, folder)
 
 

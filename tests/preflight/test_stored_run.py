@@ -1,4 +1,4 @@
-"""What a run id holds: free, held by a process, to be continued, finished, damaged, with its settings compared."""
+"""States of a run id: free, held by a process, to be continued, finished, damaged, with its settings compared."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ RUN = "train_sokoban"
 INPUTS = {"input.prompts": "abc", "input.policy": "def"}
 
 
-# What is changed below, so that no default decides what a test expects.
+# Options that are changed below, so that no default decides the outcome of a test.
 GIVEN = {
     "seed": 0,
     "sokoban": {"boxes": 1, "seed": 0},

@@ -369,7 +369,7 @@ def test_tags_are_shares_of_the_training_episodes():
 
 
 def check_of(name, entry, findings=(), notes=(), episodes=()):
-    """What an audit has found about an entry."""
+    """Findings of an audit about an entry."""
     subject = f"train_sokoban.{entry}" if entry else "sokoban"
     return {
         "check": name,

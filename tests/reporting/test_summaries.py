@@ -35,7 +35,7 @@ SAME = "GRPO made no significant change to the solve rate"
 @pytest.mark.parametrize(
     ("first", "last", "change", "main", "verdict"),
     [
-        # What the intervals say.
+        # The verdict of the intervals.
         ((0.3, 0.4, 0.45), (0.6, 0.7, 0.8), None, "GRPO raised the solve rate from 40.0 %", "do not overlap"),
         ((0.6, 0.7, 0.8), (0.3, 0.4, 0.45), None, "GRPO lowered the solve rate from 70.0 %", "do not overlap"),
         ((0.3, 0.4, 0.5), (0.4, 0.45, 0.6), None, f"{SAME}: 40.0 %", "overlap, so"),

@@ -318,7 +318,7 @@ class Episode:
         """A user's environment or reward may raise anything; the trajectory records it."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # user code may raise anything
             self.status, self.error = "failed", explain(error)
 
     # Tokens, images, turns.

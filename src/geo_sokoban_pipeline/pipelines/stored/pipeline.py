@@ -29,11 +29,9 @@ _OPTIONS = ["params:options", "params:train", "params:seed"]
 def create_pipelines(task: str) -> dict[str, Pipeline]:
     """The pipelines on a stored run of a task, by their kind."""
     train = task_of(task).train_config
-    return {
+    steps = {
         # Collect trajectories with a stored policy, no training.
-        "rollout": _instance(
-            "rollout",
-            task,
+        "rollout": (
             Node(
                 typed(nodes.collect_trajectories, options=RolloutPipelineOptions, settings=train),
                 inputs=["source_policy", "source_prompts", "prompts", *_OPTIONS],
@@ -43,9 +41,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
             ),
         ),
         # Train on stored trajectories, no environment, no engine.
-        "update": _instance(
-            "update",
-            task,
+        "update": (
             Node(
                 typed(nodes.update_on_stored, options=UpdatePipelineOptions, settings=train),
                 inputs=["source_trajectories", "source_before", "source_start", *_OPTIONS],
@@ -55,9 +51,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
             ),
         ),
         # Evaluate any stored policy against the baselines.
-        "evaluate": _instance(
-            "evaluate",
-            task,
+        "evaluate": (
             Node(
                 typed(nodes.evaluate_stored, options=EvaluatePipelineOptions, settings=train),
                 inputs=["source_policy", "source_prompts", "prompts", "eval_prompts", "identity", *_OPTIONS],
@@ -74,9 +68,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
             ),
         ),
         # Grade stored episodes again, without a model.
-        "regrade": _instance(
-            "regrade",
-            task,
+        "regrade": (
             Node(
                 typed(nodes.regrade_stored, options=RegradePipelineOptions, settings=train),
                 inputs=["source_episodes", "source_start", "source_prompts", "prompts", *_OPTIONS[:2]],
@@ -85,9 +77,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
             ),
         ),
         # Write stored episodes as training data for other trainers, and upload them on request.
-        "export": _instance(
-            "export",
-            task,
+        "export": (
             Node(
                 typed(nodes.export_episodes, options=ExportPipelineOptions),
                 inputs=["source_episodes", "params:options"],
@@ -102,9 +92,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
             ),
         ),
         # Write the report of a stored run, or of one that goes on.
-        "report": _instance(
-            "report",
-            task,
+        "report": (
             Node(
                 typed(nodes.report_stored, options=ReportPipelineOptions),
                 inputs=["source_root", "params:options"],
@@ -114,9 +102,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
             ),
         ),
         # Write the site of stored episodes.
-        "browse": _instance(
-            "browse",
-            task,
+        "browse": (
             Node(
                 typed(nodes.browse_stored, options=BrowsePipelineOptions),
                 inputs=["source_outputs", "params:options"],
@@ -126,9 +112,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
             ),
         ),
         # Score the tokens of stored episodes under any stored policy.
-        "score": _instance(
-            "score",
-            task,
+        "score": (
             Node(
                 typed(nodes.score_stored, options=ScorePipelineOptions, settings=train),
                 inputs=["source_outputs", "source_policy", *_OPTIONS[:2]],
@@ -138,6 +122,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
             ),
         ),
     }
+    return {kind: _instance(kind, task, *own) for kind, own in steps.items()}
 
 
 def _instance(kind: str, task: str, *steps: Node) -> Pipeline:

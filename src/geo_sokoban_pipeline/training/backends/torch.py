@@ -195,7 +195,7 @@ class RankState:
         return gather(self._parameters[name].detach().to(dtype))
 
     def _digested(self) -> Iterable[Tensor]:
-        """What this rank holds of the weights, and all buffers."""
+        """This rank's part of the weights, and all buffers."""
         return (*map(own_part, self._parameters.values()), *self.trained_policy.model.buffers())
 
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""What the options of servers refuse, and what they keep secret."""
+"""Options of servers: refusals, and secrets that are shown nowhere."""
 
 from __future__ import annotations
 

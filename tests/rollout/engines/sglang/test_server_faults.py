@@ -26,7 +26,7 @@ def change_meta(**entries):
     return changed(lambda body: {**body, "meta_info": {**body["meta_info"], **entries}})
 
 
-# What is wrong with a response that can be read is a table of test_wire.py.
+# Faults of a response that can be read are a table of test_wire.py.
 ONCE = {
     "500": "500",
     "dropped": "drop",

@@ -230,7 +230,7 @@ class MegatronBackend(TorchBackend):
         return self._table.gather(name, dtype)
 
     def _digested(self) -> Iterator[Tensor]:
-        """What all ranks of a tensor-parallel group hold."""
+        """The parts of weights that all ranks of a tensor-parallel group hold."""
         return (own_part(each) for name, each in self._parameters.items() if not self._table.is_split(name))
 
     def _write_moments(self, folder: Path, moments: Mapping[str, Tensor]) -> Files:
