@@ -172,7 +172,7 @@ class DotsTask(Task):
                 "noise": 0.5,
             }
         },
-        "grpo": {"credit": "episode"},
+        "grpo": {"advantage": "dr_grpo"},
         "rollout": {"max_turns": 1, "max_tokens_per_turn": 4},
     }
     vocabulary = Vocabulary(

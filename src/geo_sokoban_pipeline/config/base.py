@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -80,8 +80,28 @@ def refuse_first(*rules: tuple[Any, str]) -> None:
             raise ValueError(text)
 
 
+class ArgumentsError(ValueError):
+    """Options beside the name of an estimator that its model refuses.
+
+    Attributes:
+        error: of the model.
+        given: the options.
+        model: the model.
+    """
+
+    def __init__(self, error: ValidationError, given: Mapping[str, Any], model: type[BaseModel]) -> None:
+        super().__init__(str(error))
+        self.error, self.given, self.model = error, given, model
+
+
 class StrictModel(BaseModel):
-    """Base of all options: unknown names are errors, values are finite, instances never change."""
+    """Base of all options: unknown names are errors, values are finite, instances never change.
+
+    Attributes:
+        moved: new places of former names, for the message about them.
+    """
+
+    moved: ClassVar[Mapping[str, str]] = {}
 
     # Schemas are built when they are first needed: every command imports the models of all tasks.
     model_config = ConfigDict(
@@ -199,7 +219,7 @@ def validate_parameters(params: Mapping[str, Any], model: type[Model], *, prefix
     try:
         return model.model_validate(dict(params))
     except ValidationError as error:
-        lines = [_describe(details, params, model, prefix) for details in error.errors()]
+        lines = list(_describe_all(error, params, model, prefix))
     if len(lines) > 1:
         lines = [f"{len(lines)} parameters cannot be used:", *(f"  {line}" for line in lines)]
     raise ParameterError("\n".join(lines))
@@ -213,6 +233,15 @@ def parameter_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         for nested in nested_models(field.annotation):
             if nested is not model:
                 yield from parameter_names(nested, path)
+
+
+def _describe_all(error: ValidationError, params: Mapping[str, Any], model: type[Model], prefix: str) -> Iterator[str]:
+    for details in error.errors():
+        within = details.get("ctx", {}).get("error")
+        if isinstance(within, ArgumentsError):
+            yield from _describe_all(within.error, within.given, within.model, _dotted(prefix, *details["loc"]))
+        else:
+            yield _describe(details, params, model, prefix)
 
 
 def _describe(details: Any, params: Mapping[str, Any], model: type[BaseModel], prefix: str) -> str:
@@ -325,12 +354,15 @@ def _known_names(location: Location, section: str, model: type[BaseModel], prefi
         fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
         # A part that is no field is the tag of a union, an index or a free key: the models stay the same.
         models = [nested for field in fields for nested in nested_models(field.annotation)] or models
+    moved = {name: place for candidate in models for name, place in getattr(candidate, "moved", {}).items()}
+    if unknown in moved:
+        return f"It is {_dotted(section, moved[unknown])} now."
     siblings = sorted({name for candidate in models for name in candidate.model_fields} - {unknown})
     if nearest := difflib.get_close_matches(unknown, siblings, n=1):
         return f"Did you mean {_dotted(section, nearest[0])}?"
     paths = [path for path in parameter_names(model, prefix) if path.endswith(f".{unknown}")]
     further = f"It is known as {', '.join(paths[:3])}." if paths else "What each means: docs/parameters.md."
-    return f"Known here: {', '.join(siblings)}. {further}"
+    return f"Known here: {', '.join(siblings) or 'none'}. {further}"
 
 
 def _nearest(word: str, known: list[str]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from geo_sokoban_pipeline.config.base import (
     LAST_ITERATION,
@@ -19,6 +20,7 @@ from geo_sokoban_pipeline.config.base import (
     Share,
     StrictModel,
 )
+from geo_sokoban_pipeline.config.estimators import Kind, OverlongOptions, complete_arguments, registered
 from geo_sokoban_pipeline.config.policy import (
     Betas,
     GradientNorm,
@@ -38,21 +40,39 @@ from geo_sokoban_pipeline.config.rollout import (
     SamplingOverrides,
 )
 
+Arguments = Field(
+    default_factory=dict, validate_default=True, description="Its options; docs/parameters has those of each name."
+)
+
 
 class GrpoOptions(StrictModel):
     """Group-relative policy optimisation (arXiv 2402.03300) and its variants."""
 
+    moved: ClassVar[Mapping[str, str]] = {
+        "credit": "advantage (turn_return for turn; dr_grpo for episode, or grpo with normalize=std)",
+        "gamma": "advantage_args.gamma",
+        "baseline": "advantage_args.baseline (state for board)",
+        "clip_low": "loss_args.clip_low",
+        "clip_high": "loss_args.clip_high",
+        "dual_clip": "loss_args.dual_clip",
+        "importance_cap": "importance (truncated) with importance_args.cap",
+    }
+
     groups: Count = Field(32, description="Prompts of an iteration; each is rolled out by one group of episodes.")
     group_size: Count = Field(8, description="Episodes of each prompt.")
-    credit: Literal["episode", "turn"] = Field("turn", description="One advantage per episode, or one per turn.")
-    gamma: float = Field(0.95, gt=0, le=1, description="Discount per turn, with credit per turn.")
-    normalize: Literal["std", "rms", "none"] = Field(
-        "rms",
-        description="Divide by the group's standard deviation, by the root mean square of all trained turns, or not.",
+    advantage: str = Field(
+        "turn_return",
+        min_length=1,
+        description="How rewards become advantages: a registered name, a dotted path, `file.py` or `file.py:name` "
+        "(docs/your_own_estimator.md).",
+    )
+    advantage_args: dict[str, Any] = Arguments
+    normalize: Literal["rms", "none"] = Field(
+        "rms", description="Divide all advantages by the root mean square of the trained ones, or not."
     )
     advantage_clip: float | None = Field(4.0, gt=0, le=1e6, description="Largest absolute advantage. None: unlimited.")
-    baseline: Literal["turn", "board"] = Field(
-        "turn", description="Group's mean at the same turn, or at the same observation (`board`)."
+    overlong: OverlongOptions | None = Field(
+        None, description="Penalty of long episodes, added to the reward before the advantage. None: none."
     )
     filter: Literal["none", "zero_variance", "mixed_success"] = Field(
         "mixed_success",
@@ -70,18 +90,12 @@ class GrpoOptions(StrictModel):
         5, description="Groups of an optimizer step (a minibatch). None: one step an iteration."
     )
     passes: Count = Field(1, description="PPO epochs: times that each trained episode is used in an iteration.")
-    clip_low: float = Field(
-        0.2, ge=0, le=1, description="Ratios of new to old probability below 1 minus this are clipped."
+    loss: str = Field(
+        "ppo",
+        min_length=1,
+        description="Policy loss of a token: a registered name, a dotted path, `file.py` or `file.py:name`.",
     )
-    clip_high: float = Field(
-        0.28, ge=0, le=1e6, description="Ratios of new to old probability above 1 plus this are clipped."
-    )
-    dual_clip: float | None = Field(
-        None,
-        gt=1,
-        le=1e6,
-        description="Largest ratio that counts where the advantage is negative (dual-clip PPO). None: off.",
-    )
+    loss_args: dict[str, Any] = Arguments
     kl_kind: Literal["k1", "k2", "k3", "low_var_kl"] = Field("low_var_kl", description="Estimator of the KL term.")
     kl_coefficient: float = Field(
         0.0, ge=0, le=1000, description="Weight of the KL to the warm-start policy; 0: no reference model."
@@ -103,12 +117,13 @@ class GrpoOptions(StrictModel):
     old_log_probs: Literal["rollout", "recompute"] = Field(
         "rollout", description="Whose log-probs the ratio is taken to: the engine's, or a fresh pass of the trainer."
     )
-    importance_cap: float | None = Field(
-        None,
-        gt=0,
-        le=1e6,
-        description="Cap of truncated importance weights (TIS); needs old_log_probs recompute. None: no weights.",
+    importance: str = Field(
+        "none",
+        min_length=1,
+        description="Weights that correct the gap between trainer and engine; they need old_log_probs recompute. A "
+        "registered name, a dotted path, `file.py` or `file.py:name`.",
     )
+    importance_args: dict[str, Any] = Arguments
     mixed_versions: Literal["drop", "mask", "keep"] = Field(
         "drop",
         description="Episodes with tokens of weights older than the newest: not trained, trained without those tokens, "
@@ -121,13 +136,34 @@ class GrpoOptions(StrictModel):
         description="Mean gap of trainer and engine that stops the run; needs recompute. None: only reported.",
     )
 
+    @field_validator("normalize", mode="before")
+    @classmethod
+    def _refuse_std(cls, value: Any) -> Any:
+        if value == "std":
+            raise ValueError("the group's standard deviation is part of advantage=grpo, and of advantage_args.scale")
+        return value
+
+    @field_validator("advantage", "loss", "importance")
+    @classmethod
+    def _check_name(cls, value: str, info: ValidationInfo) -> str:
+        registered(cast(Kind, info.field_name), value)
+        return value
+
+    @field_validator("advantage_args", "loss_args", "importance_args")
+    @classmethod
+    def _complete(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        kind = cast(Kind, str(info.field_name).removesuffix("_args"))
+        # A name that was refused is missing here; its own error says so.
+        return complete_arguments(kind, info.data[kind], value) if kind in info.data else value
+
     @model_validator(mode="after")
     def _check(self) -> GrpoOptions:
         if self.reduction == "constant" and self.constant_denominator is None:
             raise ValueError("reduction=constant needs constant_denominator.")
-        if self.importance_cap is not None and self.old_log_probs != "recompute":
+        if self.importance != "none" and self.old_log_probs != "recompute":
             raise ValueError(
-                "importance_cap needs old_log_probs=recompute: without a fresh pass there is no gap to correct."
+                f"importance={self.importance} needs old_log_probs=recompute: without a fresh pass there is no gap to "
+                "correct."
             )
         if self.max_log_prob_difference is not None and self.old_log_probs != "recompute":
             raise ValueError(
@@ -137,9 +173,27 @@ class GrpoOptions(StrictModel):
             raise ValueError(
                 "mixed_versions=keep needs old_log_probs=rollout: a fresh pass has only the newest weights to compare."
             )
-        if self.credit == "episode" and self.baseline == "board":
-            raise ValueError("baseline=board needs credit=turn: an episode as a whole has many observations.")
+        if self.teacher is not None and self.mixed_versions == "mask":
+            raise ValueError(
+                "advantage=distillation with mixed_versions=mask: an episode's advantage is the mean over all its "
+                "sampled tokens; take drop or keep."
+            )
+        if self.teacher is not None and self.kl_coefficient > 0:
+            raise ValueError(
+                f"advantage=distillation with kl_coefficient={self.kl_coefficient}: one policy beside the trained one "
+                "scores the tokens, the teacher or the reference; take kl_coefficient=0."
+            )
         return self
+
+    @property
+    def teacher(self) -> str | None:
+        """Folder or hub id of the policy whose samples are imitated; None without distillation."""
+        return self.advantage_args["teacher"] if self.advantage == "distillation" else None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a second policy scores the sampled tokens: the reference of the KL, or a teacher."""
+        return self.kl_coefficient > 0 or self.teacher is not None
 
 
 class OptimizerOptions(StrictModel):
@@ -421,10 +475,10 @@ class TrainOptions(StrictModel):
                 f"{name} with loop.save_interval={loop.save_interval} and loop.keep_last={loop.keep_last}: rollouts "
                 "take their weights from the newest two checkpoints; take save_interval=1, and keep_last=2 or more."
             )
-        if grpo.old_log_probs == "recompute" and grpo.importance_cap is None:
+        if grpo.old_log_probs == "recompute" and grpo.importance == "none":
             raise ValueError(
                 f"{name} with grpo.old_log_probs=recompute: nothing would correct that other weights sampled; take "
-                "old_log_probs=rollout, or set importance_cap."
+                "old_log_probs=rollout, or importance=truncated."
             )
         if self.rollout.takes_turns:
             raise ValueError(

@@ -44,12 +44,12 @@ class BadRow:
 def split_slice(path: str) -> tuple[Path, slice]:
     """Path and slice of `file@[a:b]`, Python's slice meaning, each side optional and possibly negative.
 
-    A suffix without a colon, such as `@[3]`, is part of the file's name.
+    A suffix without a colon, such as `@[3]`, is part of the file's name; `~` is the home folder.
     """
     if (match := _SLICE.fullmatch(path)) is None or "-" in (match["start"], match["stop"]):
-        return Path(path), slice(None)
+        return Path(path).expanduser(), slice(None)
     start, stop = (int(match[side]) if match[side] else None for side in ("start", "stop"))
-    return Path(match["path"]), slice(start, stop)
+    return Path(match["path"]).expanduser(), slice(start, stop)
 
 
 def read_rows(path: str, batch_rows: int = 1024) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:

@@ -42,7 +42,7 @@ from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
 from geo_sokoban_pipeline.grpo.scoring import MIXED_VERSIONS, STALE
 from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, unflatten
+from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, own_estimators, unflatten
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest
 from geo_sokoban_pipeline.tasks import task_of, task_or_plain
 from geo_sokoban_pipeline.trajectories.index import SPLITS, find_edits, read_index, trajectory_files
@@ -187,6 +187,9 @@ class _EntryAudit:
         self.signals, self.texts = SignalCount(), TextCount()
         self.thinned = 0  # episodes of which retention has kept a part
         self._ids: set[str] = set()
+        # Own code that has changed since would give other advantages.
+        own = list(own_estimators(rules.grpo).keys() & {"grpo.advantage"})
+        self._no_advantages = changed_code(rules.fingerprint, own)
         self._separator = rules.rollout.effective_rules.turn_separator
         self._iterations = {key: list(own) for key, own in groupby(entry.parts, lambda name: name.partition("/")[0])}
         self.committed = {f"iter={number:05d}" for number in range(entry.iterations or 0)}
@@ -215,6 +218,7 @@ class _EntryAudit:
             "parts": [uncommitted] if self.beyond and self.entry.goes_on else [],
             "texts": self.texts.notes(),
             "groups": self.signals.notes() if self.entry.trained else [],
+            "advantages": [f"not computed again: {self._no_advantages}"] if self._no_advantages else [],
             "replay": [f"not replayed: {why_not_replayed}"] if why_not_replayed else [],
         }
         return [
@@ -273,6 +277,8 @@ class _EntryAudit:
         self.checked["groups"] = self.signals.groups
         grpo, rollout = self.rules.grpo, self.rules.rollout
         self._note("groups", check_groups(episodes, grpo.group_size), names[0])
+        if self._no_advantages is not None:
+            return
         found = check_advantages(
             scored, grpo, self.rules.task, self.rules.reward.args, over_sampled=rollout.over_sampling > 1
         )

@@ -97,13 +97,10 @@ def _score_problem(episode: Trajectory, score: EpisodeScore) -> str | None:
         ("drop_reason", episode.drop_reason, score.drop_reason),
         ("advantage", episode.advantage, score.advantage),
     ]
-    if score.turn_credits is not None and score.turn_advantages is not None:
-        numbered = zip(assistant_turns(episode), score.turn_credits, score.turn_advantages, strict=True)
-        for number, (turn, credit, advantage) in enumerate(numbered):
-            pairs += [
-                (f"credit of response {number}", turn.credit, float(credit)),
-                (f"advantage of response {number}", turn.advantage, float(advantage)),
-            ]
+    for name, values in (("credit", score.turn_credits), ("advantage", score.turn_advantages)):
+        for number, turn in enumerate(assistant_turns(episode)):
+            computed = None if values is None else float(values[number])
+            pairs.append((f"{name} of response {number}", getattr(turn, name), computed))
     return next(
         (
             f"{name}: stored {stored}, the rewards give {computed}"

@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
+from geo_sokoban_pipeline.grpo.groups import group_advantages, returns, scale_by_rms
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
-from geo_sokoban_pipeline.grpo.scoring import group_advantages, returns, scale_by_rms, turn_advantages
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.grpo.loss import (
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         policy_loss,
         reduce_tokens,
         token_log_probs,
-        truncated_importance_weights,
     )
 
 __all__ = [
@@ -40,8 +39,6 @@ __all__ = [
     "returns",
     "scale_by_rms",
     "token_log_probs",
-    "truncated_importance_weights",
-    "turn_advantages",
 ]
 
 

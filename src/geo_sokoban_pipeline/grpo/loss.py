@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from geo_sokoban_pipeline.config.estimators import PpoArguments
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.grpo.estimators import estimate_loss, estimate_weights, load_estimator
+from geo_sokoban_pipeline.grpo.losses.ppo import ppo
+from geo_sokoban_pipeline.grpo.sequences import MAX_LOG_RATIO, TokenBatch, importance_ratio
 
-# exp(20) is 5e8: past every clip range, and far from the overflow whose gradient is NaN.
-MAX_LOG_RATIO = 20.0
 # Bound of `low_var_kl`, as in slime.
 MAX_LOW_VAR_KL = 10.0
 
@@ -180,37 +182,6 @@ def _logit_gradients(
     return found
 
 
-def truncated_importance_weights(
-    train_log_probs: Tensor, rollout_log_probs: Tensor, cap: float = 2.0, *, loss_mask: Tensor | None = None
-) -> Tensor:
-    """Weights `min(exp(train - rollout), cap)` that correct the gap between trainer and engine, without gradient.
-
-    Returns:
-        Tensor of the shape of the log-probs, in [0, cap]; 1 where the mask is 0.
-    """
-    if cap <= 0.0:
-        raise ValueError(f"cap={cap}: it must be greater than 0.")
-    return _importance_ratio(train_log_probs, rollout_log_probs, loss_mask).clamp(max=cap)
-
-
-def off_policy_metrics(
-    train_log_probs: Tensor, rollout_log_probs: Tensor, loss_mask: Tensor, *, cap: float = 2.0
-) -> dict[str, float]:
-    """Token means of the importance weights between trainer and engine, under slime's names.
-
-    `tis`: the weight before it is capped; `tis_clipfrac`: the share above the cap; `tis_abs`: the mean of |weight - 1|.
-    """
-    mask = loss_mask.bool()
-    ratio = _importance_ratio(train_log_probs, rollout_log_probs, mask)
-    weights = mask.float() / mask.sum().clamp(min=1)
-    parts = {
-        "tis": ratio,
-        "tis_clipfrac": (ratio > cap).float(),
-        "tis_abs": (ratio - 1).abs(),
-    }
-    return {name: float((part * weights).sum()) for name, part in parts.items()}
-
-
 def kl_estimate(
     log_probs: Tensor, ref_log_probs: Tensor, kind: KlKind = "low_var_kl", *, loss_mask: Tensor | None = None
 ) -> Tensor:
@@ -258,14 +229,7 @@ def _entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * torch.where(log_probs.isneginf(), 0.0, log_probs)).sum(dim=-1)
 
 
-def _importance_ratio(train_log_probs: Tensor, rollout_log_probs: Tensor, loss_mask: Tensor | None) -> Tensor:
-    log_ratio = train_log_probs.detach().float() - rollout_log_probs.detach().float()
-    if loss_mask is not None:
-        log_ratio = torch.where(loss_mask.bool(), log_ratio, 0.0)
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-# Policy loss: clipped surrogate and reductions over (B, T) token tensors.
+# Policy loss and reductions over (B, T) token tensors.
 
 
 Reduction = Literal["sample_mean", "token_mean", "constant"]
@@ -277,8 +241,8 @@ class PolicyLoss:
 
     Attributes:
         loss: 0-d tensor to call `backward` on.
-        metrics: `pg_loss`; `pg_clipfrac` and `dual_clipfrac` (share of tokens clipped); `ppo_kl` (mean absolute log
-            ratio); `ppo_kl_signed` (mean of old - new). All use the reduction of the loss.
+        metrics: `pg_loss`; `ppo_kl` (mean absolute log ratio); `ppo_kl_signed` (mean of old - new); and those of the
+            loss, such as `pg_clipfrac` (share of tokens clipped). All use the reduction of the loss.
     """
 
     loss: Tensor
@@ -315,50 +279,56 @@ def policy_loss(
     Raises:
         ValueError: shapes that do not fit, or a clip value out of range.
     """
+    batch = token_batch(log_probs, old_log_probs, old_log_probs, advantages, loss_mask)
+    arguments = PpoArguments(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    terms, metrics = ppo(batch, arguments)
+    if importance_weights is not None:
+        weights = _per_token("importance_weights", importance_weights, log_probs)
+        terms = terms * torch.where(batch.mask, weights, 0.0)
+    return _reduced(batch, terms, metrics, reduction_weights(loss_mask, reduction, denominator))
+
+
+def token_batch(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    rollout_log_probs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    turns: Tensor | None = None,
+) -> TokenBatch:
+    """The inputs of a policy loss, float32 or better, 0 where the mask is.
+
+    Args:
+        log_probs: (B, T) with gradient.
+        old_log_probs, rollout_log_probs: (B, T), used without gradient.
+        advantages: (B,) per episode or (B, T) per token.
+        loss_mask: (B, T), 1 on trained tokens.
+        turns: (B, T) response of each token; None: an episode has one.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
     if log_probs.dim() != 2 or not log_probs.shape == old_log_probs.shape == loss_mask.shape:
         raise ValueError(
             f"log_probs {tuple(log_probs.shape)}, old_log_probs {tuple(old_log_probs.shape)} and loss_mask "
             f"{tuple(loss_mask.shape)} must have one shape (B, T)."
         )
-    if not 0.0 <= clip_low <= 1.0 or clip_high < 0.0:
-        raise ValueError(
-            f"clip_low={clip_low}, clip_high={clip_high}: clip_low must be in [0, 1], clip_high 0 or more."
-        )
-    if dual_clip is not None and dual_clip <= 1.0:
-        raise ValueError(f"dual_clip={dual_clip}: it must be greater than 1; None switches it off.")
     mask = loss_mask.bool()
     dtype = torch.promote_types(log_probs.dtype, torch.float32)
-    new = torch.where(mask, log_probs, 0.0).to(dtype)
-    old = torch.where(mask, old_log_probs, 0.0).detach().to(dtype)
-    wanted = torch.where(mask, _per_token("advantages", advantages, log_probs), 0.0).to(dtype)
-    log_ratio = new - old
-    # Clamped at ±20, beyond every clip range: the gradient there is 0, and the exponential does not overflow.
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    plain = -ratio * wanted
-    limited = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * wanted
-    token_loss = torch.maximum(plain, limited)
-    clipped = (limited > plain).to(dtype)
-    dual_clipped = torch.zeros_like(clipped)
-    if dual_clip is not None:
-        bound = -dual_clip * wanted
-        over = (wanted < 0) & (token_loss > bound)
-        token_loss = torch.where(over, bound, token_loss)
-        dual_clipped = over.to(dtype)
-    if importance_weights is not None:
-        token_loss = token_loss * torch.where(
-            mask, _per_token("importance_weights", importance_weights, log_probs), 0.0
-        )
-    weights = reduction_weights(loss_mask, reduction, denominator)
-    parts = {
-        "pg_loss": token_loss.detach(),
-        "pg_clipfrac": clipped,
-        "dual_clipfrac": dual_clipped,
-        "ppo_kl": log_ratio.detach().abs(),
-        "ppo_kl_signed": -log_ratio.detach(),
-    }
+    wanted = _per_token("advantages", advantages, log_probs)
+    given = (old_log_probs, rollout_log_probs, wanted)
+    old, rollout, wanted = (torch.where(mask, values, 0.0).detach().to(dtype) for values in given)
+    numbers = torch.zeros_like(mask, dtype=torch.int64) if turns is None else torch.where(mask, turns, 0)
+    return TokenBatch(torch.where(mask, log_probs, 0.0).to(dtype), old, rollout, wanted, mask, numbers)
+
+
+def _reduced(batch: TokenBatch, terms: Tensor, metrics: dict[str, Tensor], weights: Tensor) -> PolicyLoss:
+    """Terms and metrics summed with the weights of their tokens."""
+    log_ratio = batch.log_ratio.detach()
+    parts = {"pg_loss": terms.detach(), **metrics, "ppo_kl": log_ratio.abs(), "ppo_kl_signed": -log_ratio}
     # One transfer for all numbers: each would otherwise wait for the accelerator on its own.
     numbers = torch.stack([(part * weights).sum() for part in parts.values()]).tolist()
-    return PolicyLoss((token_loss * weights).sum(), dict(zip(parts, numbers, strict=True)))
+    return PolicyLoss((terms * weights).sum(), dict(zip(parts, numbers, strict=True)))
 
 
 def reduce_tokens(
@@ -435,6 +405,8 @@ class Sample(Protocol):
     def ref_log_probs(self) -> np.ndarray | None: ...
     @property
     def advantages(self) -> np.ndarray: ...
+    @property
+    def turns(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -487,7 +459,7 @@ class SftObjective:
 
 
 class GrpoObjective:
-    """Clipped policy loss, minus the entropy bonus, plus the KL to the reference policy (see `GrpoOptions`)."""
+    """Policy loss by name, minus the entropy bonus, plus the KL to the reference policy (see `GrpoOptions`)."""
 
     def __init__(self, options: GrpoOptions) -> None:
         self.options = options
@@ -505,21 +477,15 @@ class GrpoObjective:
         old = pad([sample.old_log_probs for sample in samples], log_probs)
         rollout = pad([sample.rollout_log_probs for sample in samples], log_probs)
         advantages = pad([sample.advantages for sample in samples], log_probs)
+        turns = pad([sample.turns for sample in samples], log_probs).long()
+        batch = token_batch(log_probs, old, rollout, advantages, mask, turns)
+        terms, further = estimate_loss(load_estimator("loss", options), batch)
         weights = None
-        if options.importance_cap is not None:
-            weights = truncated_importance_weights(old, rollout, options.importance_cap, loss_mask=mask)
-        policy = policy_loss(
-            log_probs,
-            old,
-            advantages,
-            mask,
-            clip_low=options.clip_low,
-            clip_high=options.clip_high,
-            dual_clip=options.dual_clip,
-            importance_weights=weights,
-            reduction=options.reduction,
-            denominator=denominator,
-        )
+        if options.importance != "none":
+            rule = load_estimator("importance", options)
+            weights = estimate_weights(rule, batch)
+            terms = terms * weights
+        policy = _reduced(batch, terms, further, reduction_weights(mask, options.reduction, denominator))
         bonus = reduce_tokens(entropy, mask, options.reduction, denominator)
         loss = policy.loss - options.entropy_coefficient * bonus
         gap = reduce_tokens((log_probs.detach() - rollout).abs(), mask, options.reduction, denominator)
@@ -529,9 +495,7 @@ class GrpoObjective:
             "train_rollout_logprob_abs_diff": float(gap),
         }
         if weights is not None:
-            off_policy = off_policy_metrics(old, rollout, mask, cap=options.importance_cap or 1.0)
-            share = float(mask.sum()) / max(step.tokens, 1)
-            metrics |= {name: value * share for name, value in off_policy.items()}
+            metrics |= off_policy_metrics(batch, weights, rule.args, step)
         if options.kl_coefficient > 0:
             references = [sample.ref_log_probs for sample in samples if sample.ref_log_probs is not None]
             if len(references) < len(samples):
@@ -544,6 +508,22 @@ class GrpoObjective:
             loss = loss + options.kl_coefficient * kl_mean
             metrics["kl_loss"] = float(kl_mean.detach())
         return PolicyLoss(loss, {"loss": float(loss.detach()), **metrics})
+
+
+def off_policy_metrics(batch: TokenBatch, weights: Tensor, args: Any, step: StepSize) -> dict[str, float]:
+    """Sums over a micro-batch that add up to token means of the step, under slime's names.
+
+    `tis`: the ratio between trainer and engine at the level of the rule; `tis_clipfrac`: the share of tokens that have
+    another weight; `tis_abs`: the mean of |ratio - 1|.
+
+    Args:
+        weights: (B, T) of the rule.
+        args: of the rule; `level` and `per`, where it has them.
+    """
+    ratio = importance_ratio(batch, getattr(args, "level", "token"), getattr(args, "per", "episode"))
+    token = batch.mask.float() / max(step.tokens, 1)
+    parts = {"tis": ratio, "tis_clipfrac": (ratio != weights).float(), "tis_abs": (ratio - 1).abs()}
+    return {name: float((part * token).sum()) for name, part in parts.items()}
 
 
 def pad(rows: Sequence[np.ndarray], like: Tensor) -> Tensor:

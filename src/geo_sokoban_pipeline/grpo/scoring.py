@@ -4,34 +4,43 @@
 `apply_scores` writes the result into the episodes, once. The update reads only the episodes, so a stored iteration can
 be trained again exactly.
 
-An advantage is an episode's reward, or a turn's return, relative to the other episodes of its group. All statistics are
-float64. A group with equal rewards gets exactly 0, not a rounding residue that the division by a tiny standard
-deviation would amplify into a signal.
+The advantage itself is the function that `grpo.advantage` names (`grpo.estimators`). Here its input is made, it is
+called, and the filter, the scale and the clip that all advantages share are applied.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import orjson
+from numpy.typing import ArrayLike
 
+from geo_sokoban_pipeline.config.estimators import OverlongOptions
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
+from geo_sokoban_pipeline.grpo.advantages.distillation import token_advantages
+from geo_sokoban_pipeline.grpo.estimators import Estimator, estimate_advantages, keeps_zeros, load_estimator
+from geo_sokoban_pipeline.grpo.groups import (
+    EQUAL_REWARDS,
+    Episodes,
+    Floats,
+    group_advantages,
+    is_constant,
+    scale_by_rms,
+)
+from geo_sokoban_pipeline.grpo.length import overlong_penalty
+from geo_sokoban_pipeline.trajectories.types import TableContext, Trajectory, Turn
 
 _TOLERANCE = 1e-6
+_AS_STORED = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY  # a state is the same before and after it is stored
 
-# Rewards that differ by no more than this count as equal: far below any reward step, far above rounding.
-EQUAL_REWARDS = 1e-6
-# Added to the standard deviation, as in slime.
-STD_EPSILON = 1e-6
 FilterKind = Literal["none", "zero_variance", "mixed_success"]
-Baseline = Literal["turn", "board"]
-Floats = NDArray[np.float64]
+# In the info of a turn: the part of the reward that the reward function itself gave it.
+REWARD_PART = "reward_part"
 # Why a group is not trained.
 EMPTY = "empty"
 ZERO_STD = "zero_std"
@@ -45,11 +54,11 @@ class EpisodeScore:
     """Advantages of one graded episode, and whether it is trained.
 
     Attributes:
-        advantage: of the episode within its group; with credit per turn its tokens have `turn_advantages` instead.
+        advantage: of the episode; where its turns have some, its tokens have `turn_advantages` instead.
         drop_reason: why it is not trained; None: no reason.
         trained: whether it is trained; False also without a sampled token.
-        turn_credits: (turns,) part of the reward of each assistant turn; None with credit per episode.
-        turn_advantages: (turns,) advantage of the tokens of each assistant turn; None with credit per episode.
+        turn_credits: (turns,) part of the reward of each assistant turn; None unless the advantage is made of them.
+        turn_advantages: (turns,) advantage of the tokens of each assistant turn; None for one of the episode.
     """
 
     advantage: float
@@ -87,50 +96,38 @@ def score_groups(
 
     Args:
         trajectories: episodes of one iteration, groups by `group_index`.
-        options: credit, normalisation, filter.
-        task: credit per turn takes its `turn_values`.
+        options: advantage, normalisation, filter.
+        task: its `turn_values` are the rewards of turns.
         reward_args: the reward's arguments.
         min_groups: replaces `options.min_groups`; None: does not.
         max_trained_groups: above it, groups are dropped as `surplus`, and so are all with an aborted episode. None: all
             groups that the filter keeps.
 
     Raises:
-        ValueError: with `grpo.credit=turn`, the turns of an episode do not add up to its reward.
+        ValueError: the advantage needs rewards of turns, and those of an episode do not add up to its reward.
+        EstimatorError: the advantage raised, or its result does not fit.
     """
     places = [place for place, episode in enumerate(trajectories) if episode.reward is not None]
     graded = [trajectories[place] for place in places]
-    rewards = [float(episode.reward or 0.0) for episode in graded]
     group_of = [episode.group_index for episode in graded]
 
-    # Advantages: of each episode within its group, and of each turn where credit is per turn.
-    advantages = group_advantages(rewards, group_of, normalize_std=options.normalize == "std")
-    if options.advantage_clip is not None and options.normalize != "rms":
-        advantages = np.clip(advantages, -options.advantage_clip, options.advantage_clip)
-    turn_credits: list[Floats] | None = None
-    per_turn: list[Floats] | None = None
-    if options.credit == "turn":
-        turn_credits = [turn_credit(episode, task, reward_args) for episode in graded]
-        per_turn = turn_advantages(
-            turn_credits,
-            group_of,
-            options.gamma,
-            per_group=options.normalize == "std",
-            baseline=options.baseline,
-            observation_keys=[_observation_keys(episode) for episode in graded]
-            if options.baseline == "board"
-            else None,
-        )
+    # Advantages of the bare rewards, as if all episodes were trained: the filter looks at them.
+    estimator = load_estimator("advantage", options)
+    turn_credits = _turn_credits(graded, task, reward_args, estimator)
+    episodes = _describe(graded, turn_credits, options)
+    found = estimate_advantages(estimator, episodes)
 
     # Filter: whole groups first, then stale episodes.
     groups = sorted({episode.group_index for episode in trajectories})
-    signals = [_signal(graded, group, per_turn) for group in groups]
+    shown = found.values if found.per_turn or not estimator.zero_on_equal_groups else None
+    signals = [_signal(graded, group, shown) for group in groups]
     least = options.min_groups if min_groups is None else min_groups
     reasons = dict(zip(groups, keep_groups(signals, options.filter, least), strict=True))
     if max_trained_groups is not None:
         aborted = {episode.group_index for episode in trajectories if episode.status == "aborted"}
         kept = [group for group, reason in reasons.items() if reason is None]
-        whole = [group for group in kept if group not in aborted]
-        reasons |= dict.fromkeys(set(kept) - set(whole[:max_trained_groups]), "surplus")
+        complete = [group for group in kept if group not in aborted]
+        reasons |= dict.fromkeys(set(kept) - set(complete[:max_trained_groups]), "surplus")
     newest = newest_version(trajectories)
     drop_reasons = [
         reasons[episode.group_index] or _version_reason(episode, options.mixed_versions, newest) for episode in graded
@@ -139,25 +136,27 @@ def score_groups(
         reason is None and bool(episode.loss_mask.any()) for episode, reason in zip(graded, drop_reasons, strict=True)
     ]
 
-    # Scale: the root mean square is over trained episodes, so it comes after the filter.
-    clip = options.advantage_clip
-    if per_turn is not None:
-        if options.normalize == "rms":
-            per_turn = scale_by_rms(per_turn, trained, clip=clip)
-        elif clip is not None:
-            per_turn = [np.clip(row, -clip, clip) for row in per_turn]
-    elif options.normalize == "rms":
-        scaled = scale_by_rms([np.array([value]) for value in advantages], trained, clip=clip)
-        advantages = np.array([row[0] for row in scaled])
+    # Again with the penalty of long episodes, and with estimates over the whole iteration of the trained ones alone.
+    if options.overlong is not None:
+        episodes = _penalise(episodes, options.overlong)
+    if options.overlong is not None or not all(trained):
+        found = estimate_advantages(estimator, replace(episodes, trained=np.array(trained, bool)))
+    advantages = found.values
+    if options.normalize == "rms" and not estimator.per_token:
+        advantages = scale_by_rms(advantages, trained)
+    if options.advantage_clip is not None:
+        advantages = [np.clip(row, -options.advantage_clip, options.advantage_clip) for row in advantages]
+    # Beside advantages of turns, the episode's own number is its reward within the group, as GRPO compares it.
+    whole = group_advantages(episodes.reward, episodes.group, normalize_std=False)
 
     scores: list[EpisodeScore | None] = [None] * len(trajectories)
     for number, place in enumerate(places):
         scores[place] = EpisodeScore(
-            advantage=float(advantages[number]),
+            advantage=float(whole[number] if found.per_turn else advantages[number][0]),
             drop_reason=drop_reasons[number],
             trained=trained[number],
-            turn_credits=None if turn_credits is None else turn_credits[number],
-            turn_advantages=None if per_turn is None else per_turn[number],
+            turn_credits=turn_credits[number] if turn_credits and estimator.needs_turn_rewards else None,
+            turn_advantages=advantages[number] if found.per_turn else None,
         )
     counts = drop_counts(signals, list(reasons.values())) | zero_std_counts(signals)
     return Scores(
@@ -176,12 +175,15 @@ def apply_scores(trajectories: Sequence[Trajectory], scores: Scores) -> None:
         if score is None:
             continue
         episode.advantage, episode.trained, episode.drop_reason = score.advantage, score.trained, score.drop_reason
-        if score.turn_credits is None or score.turn_advantages is None:
-            continue
-        for turn, credit, advantage in zip(
-            assistant_turns(episode), score.turn_credits, score.turn_advantages, strict=True
-        ):
-            turn.credit, turn.advantage = float(credit), float(advantage)
+        for name, values in (("credit", score.turn_credits), ("advantage", score.turn_advantages)):
+            if values is not None:
+                for turn, value in zip(assistant_turns(episode), values, strict=True):
+                    setattr(turn, name, float(value))
+
+
+def scored_context(context: TableContext, options: GrpoOptions) -> TableContext:
+    """Context of a table of scored episodes, with what their advantages promise."""
+    return replace(context, zero_on_equal_groups=keeps_zeros(options))
 
 
 def assistant_turns(trajectory: Trajectory) -> list[Turn]:
@@ -208,19 +210,55 @@ def adds_up(values: np.ndarray, reward: float) -> bool:
 def turn_credit(episode: Trajectory, task: Task, reward_args: Mapping[str, Any]) -> Floats:
     """Part of the reward of each assistant turn; 0 for a response that was cut off and not stepped.
 
+    Those that the reward itself gave; else the worths by the task's rule; else the rewards of the environment's steps.
+
     Raises:
-        ValueError: the turns do not add up to the episode's reward, so credit per turn would change the objective.
+        ValueError: none of them adds up to the episode's reward.
     """
     turns = assistant_turns(episode)
-    stepped = [(turn.reward, turn.info) for turn in turns if turn.reward is not None]
-    rewards, infos = [reward for reward, _ in stepped], [info for _, info in stepped]
-    values = np.asarray(task.turn_values(rewards, infos, episode.reward_parts, reward_args), np.float64)
-    if not adds_up(values, float(episode.reward or 0.0)):
-        raise ValueError(
-            f"episode {episode.trajectory_id} has reward {episode.reward}, but its turns add up to {values.sum()}: "
-            f"grpo.credit=turn needs a reward made of {task.credited}; use credit=episode."
-        )
-    return np.concatenate([values, np.zeros(len(turns) - len(values))])
+    stepped = [turn for turn in turns if turn.reward is not None]
+    rewards, infos = [float(turn.reward or 0.0) for turn in stepped], [turn.info for turn in stepped]
+    given = [turn.info[REWARD_PART] for turn in turns if REWARD_PART in turn.info]
+    reward = float(episode.reward or 0.0)
+    if given and not adds_up(np.asarray(given, np.float64), reward):
+        raise ValueError(f"a reward of {reward:g} with `turns` that add up to {sum(given):g}")
+    found = given or turn_rewards(task, rewards, infos, episode.reward_parts, reward_args, reward)
+    return np.concatenate([np.asarray(found, np.float64), np.zeros(len(turns) - len(found))])
+
+
+def turn_rewards(
+    task: Task,
+    rewards: Sequence[float],
+    infos: Sequence[Mapping[str, Any]],
+    parts: Mapping[str, float],
+    reward_args: Mapping[str, Any],
+    reward: float,
+) -> Floats:
+    """Worth of each stepped turn, by the task's rule or, where that does not add up, as the environment rewarded it.
+
+    Args:
+        rewards, infos: of the steps that report a reward.
+        parts: of the episode's reward.
+        reward: of the episode.
+
+    Raises:
+        ValueError: neither adds up to the reward.
+    """
+    values = np.asarray(task.turn_values(rewards, [dict(info) for info in infos], parts, reward_args), np.float64)
+    for candidate in (values, np.asarray(rewards, np.float64)):
+        if adds_up(candidate, reward):
+            return candidate
+    raise refuse_reward(task, reward, values)
+
+
+def refuse_reward(task: Task, reward: float, values: Floats) -> ValueError:
+    """The error about an episode whose reward is not the sum of its turns' worths."""
+    why = f"turns that add up to {values.sum():g}" if len(values) else "steps that report no turn_reward in their info"
+    return ValueError(
+        f"a reward of {reward:g} with {why}: this grpo.advantage needs a reward made of {task.credited}, or one that "
+        "returns its `turns` (docs/your_own_reward.md); else take an advantage of whole episodes, such as "
+        "grpo.advantage=grpo."
+    )
 
 
 def credit_turns(episode: Trajectory, task: Task, reward_args: Mapping[str, Any]) -> Trajectory | None:
@@ -255,24 +293,93 @@ def _versions(episode: Trajectory) -> set[int]:
     return {version for version, start, end in episode.weight_spans if end > start}
 
 
-def _observation_keys(episode: Trajectory) -> list[Hashable]:
-    """One key per turn of the policy: text and images of the user turn before it (GiGPO: its anchor state)."""
-    return [
-        (before.text, *(episode.images[index] for index in before.image_indices))
-        for before, turn in zip(episode.turns, episode.turns[1:], strict=False)
-        if turn.role == "assistant"
+def _turn_credits(
+    graded: Sequence[Trajectory], task: Task, reward_args: Mapping[str, Any], estimator: Estimator
+) -> list[Floats] | None:
+    """Rewards of the turns of all episodes; None where those of one do not add up and the estimator needs none."""
+    credits: list[Floats] = []
+    for episode in graded:
+        try:
+            credits.append(turn_credit(episode, task, reward_args))
+        except ValueError as error:
+            if estimator.needs_turn_rewards:
+                raise ValueError(f"episode {episode.trajectory_id}: {error}") from error
+            return None
+    return credits
+
+
+def _describe(graded: Sequence[Trajectory], turn_credits: list[Floats] | None, options: GrpoOptions) -> Episodes:
+    """Graded episodes as an advantage sees them, all of them trained."""
+    lengths = [
+        np.array([turn.token_end - turn.token_start for turn in assistant_turns(episode)], np.int64)
+        for episode in graded
     ]
+    return Episodes(
+        group=np.array([episode.group_index for episode in graded], np.int64),
+        reward=np.array([episode.reward for episode in graded], np.float64),
+        trained=np.ones(len(graded), bool),
+        lengths=lengths,
+        turn_rewards=turn_credits,
+        state_keys=[_state_keys(episode) for episode in graded],
+        success=[is_solved(episode) for episode in graded],
+        versions=np.array([max(_versions(episode), default=-1) for episode in graded], np.int64),
+        teacher_gaps=[teacher_gaps(episode, options) for episode in graded],
+    )
 
 
-def _signal(graded: Sequence[Trajectory], group: int, per_turn: Sequence[Floats] | None) -> GroupSignal:
+def _penalise(episodes: Episodes, options: OverlongOptions) -> Episodes:
+    """Episodes whose rewards have the penalty of their length; of their turns, the last one has it."""
+    penalty = overlong_penalty([own.sum() for own in episodes.lengths], options)
+    turns = episodes.turn_rewards
+    if turns is not None:
+        turns = [np.append(own[:-1], own[-1:] + less) for own, less in zip(turns, penalty, strict=True)]
+    return replace(episodes, reward=episodes.reward + penalty, turn_rewards=turns)
+
+
+def teacher_gaps(episode: Trajectory, options: GrpoOptions) -> Floats:
+    """(tokens,) log-probs of sampled tokens under the teacher less those of the policy, clipped like advantages.
+
+    Empty where the teacher has not scored the episode.
+    """
+    if options.teacher is None or episode.ref_log_probs is None:
+        return np.zeros(0)
+    own = episode.rollout_log_probs if episode.old_log_probs is None else episode.old_log_probs
+    sampled = episode.loss_mask == 1
+    return distil(episode.ref_log_probs[sampled], own[sampled], options)
+
+
+def distil(teacher: ArrayLike, own: ArrayLike, options: GrpoOptions) -> Floats:
+    """(M,) advantages of tokens from their log-probs under teacher and policy, clipped like all others."""
+    gaps, clip = token_advantages(teacher, own), options.advantage_clip
+    return gaps if clip is None else np.clip(gaps, -clip, clip)
+
+
+def _state_keys(episode: Trajectory) -> list[Hashable]:
+    """One key per turn of the policy: the state before it.
+
+    It is what the environment's step before gave as `info["state_key"]`; else the text and the images of the user turn
+    before (the anchor state of GiGPO, arXiv 2505.10978).
+    """
+    keys: list[Hashable] = []
+    state: Hashable = None
+    for before, turn in zip(episode.turns, episode.turns[1:], strict=False):
+        if turn.role == "assistant":
+            seen = (before.text, *(episode.images[index] for index in before.image_indices))
+            keys.append(seen if state is None else ("state", state))
+            key = turn.info.get("state_key")
+            state = None if key is None else orjson.dumps(key, option=_AS_STORED)
+    return keys
+
+
+def _signal(graded: Sequence[Trajectory], group: int, advantages: Sequence[Floats] | None) -> GroupSignal:
     members = [number for number, episode in enumerate(graded) if episode.group_index == group]
     solved = [is_solved(graded[number]) for number in members]
     return GroupSignal(
         rewards=[float(graded[number].reward or 0.0) for number in members],
         successes=None if any(value is None for value in solved) else [bool(value) for value in solved],
-        turn_advantages=None
-        if per_turn is None
-        else np.concatenate([np.empty(0), *(per_turn[number] for number in members)]).tolist(),
+        advantages=None
+        if advantages is None
+        else np.concatenate([np.empty(0), *(advantages[number] for number in members)]).tolist(),
     )
 
 
@@ -287,18 +394,18 @@ class GroupSignal:
     Attributes:
         rewards: reward of each graded episode, without failed and aborted ones.
         successes: whether each of them was solved; None for a task without success.
-        turn_advantages: all turn advantages of the group; None: credit is per episode.
+        advantages: all of the group, of episodes or turns; None: they are 0 exactly where the rewards are equal.
     """
 
     rewards: Sequence[float]
     successes: Sequence[bool] | None = None
-    turn_advantages: Sequence[float] | None = None
+    advantages: Sequence[float] | None = None
 
     @property
     def has_signal(self) -> bool:
-        """Whether any advantage differs from 0: of the turns with credit per turn, else of the episodes."""
-        if self.turn_advantages is not None:
-            return bool(np.any(np.abs(np.asarray(self.turn_advantages, dtype=np.float64)) > EQUAL_REWARDS))
+        """Whether any advantage differs from 0."""
+        if self.advantages is not None:
+            return bool(np.any(np.abs(np.asarray(self.advantages, dtype=np.float64)) > EQUAL_REWARDS))
         return not is_constant(np.asarray(self.rewards, dtype=np.float64))
 
     @property
@@ -367,177 +474,3 @@ def _drop_reason(index: int, group: GroupSignal, kind: FilterKind) -> str | None
             return ALL_SOLVED
         return None if any(group.successes) else NONE_SOLVED
     return None
-
-
-# Advantages of episodes: an episode's reward relative to the other episodes of its group.
-
-
-def group_advantages(rewards: ArrayLike, group_index: ArrayLike, *, normalize_std: bool = True) -> NDArray[np.float64]:
-    """Advantage of each episode within its group (GRPO, arXiv 2402.03300, section 4.1).
-
-    Args:
-        rewards: (N,) episode rewards, any finite scale.
-        group_index: (N,) integer group of each episode; groups need not be contiguous or equal in size.
-        normalize_std: divide by the unbiased standard deviation + 1e-6; off gives Dr. GRPO (arXiv 2503.20783).
-
-    Returns:
-        (N,) float64. Exactly 0 where the rewards of a group differ by no more than 1e-6, also for values that binary
-        floats cannot represent, and for a group of one.
-
-    Raises:
-        ValueError: the shapes differ, or a reward is not finite; the message names its index.
-    """
-    values, groups = check_rewards(rewards, group_index)
-    advantages = np.zeros(len(values), dtype=np.float64)
-    for group in np.unique(groups):
-        members = np.flatnonzero(groups == group)
-        advantages[members] = centred(values[members], normalize_std=normalize_std)
-    return advantages
-
-
-def centred(values: NDArray[np.float64], *, normalize_std: bool = False) -> NDArray[np.float64]:
-    """Values minus their mean, (n,) float64, optionally divided by (unbiased std + 1e-6); exactly 0 if equal."""
-    if len(values) < 2 or is_constant(values):
-        return np.zeros(len(values), dtype=np.float64)
-    differences: NDArray[np.float64] = values - values.mean()
-    if normalize_std:
-        differences /= values.std(ddof=1) + STD_EPSILON
-    return differences
-
-
-def is_constant(values: NDArray[np.float64]) -> bool:
-    """Whether values span no more than 1e-6; true for none and for one."""
-    return bool(len(values) == 0 or values.max() - values.min() <= EQUAL_REWARDS)
-
-
-def check_rewards(rewards: ArrayLike, group_index: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Rewards as (N,) float64 and groups as (N,) int64, or a ValueError that names the wrong entry."""
-    values = np.asarray(rewards, dtype=np.float64)
-    groups = np.asarray(group_index)
-    if values.ndim != 1 or groups.shape != values.shape:
-        raise ValueError(
-            f"rewards has shape {values.shape}, group_index {groups.shape}: both must be (N,), one entry per episode."
-        )
-    if groups.size and not np.issubdtype(groups.dtype, np.integer):
-        raise ValueError(f"group_index has dtype {groups.dtype}: it must hold integers.")
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if wrong.size:
-        index = int(wrong[0])
-        raise ValueError(
-            f"rewards[{index}]={values[index]}: a reward must be finite. Leave out failed and aborted episodes."
-        )
-    return values, groups.astype(np.int64)
-
-
-# Credit per turn: the worth of each turn, and its advantage over comparable turns.
-
-
-def returns(values: ArrayLike, gamma: float) -> Floats:
-    """Discounted reward-to-go `G_s = v_s + gamma * G_{s+1}` of one episode, (n,) float64; gamma in [0, 1] per turn."""
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma={gamma}: the discount per turn must be in [0, 1].")
-    result = _vector("values", values).copy()
-    for turn in range(len(result) - 2, -1, -1):
-        result[turn] += gamma * result[turn + 1]
-    return result
-
-
-def turn_advantages(
-    values: Sequence[ArrayLike],
-    group_index: Sequence[int],
-    gamma: float,
-    *,
-    per_group: bool = False,
-    baseline: Baseline = "turn",
-    observation_keys: Sequence[Sequence[Hashable]] | None = None,
-) -> list[Floats]:
-    """Advantage of each turn: its return minus the mean return of its cell, which is the comparable turns of a group.
-
-    Args:
-        values: one (n_e,) array per episode, the part of its reward that each turn has earned.
-        group_index: group of each episode.
-        gamma: discount per turn, in [0, 1].
-        per_group: divide each group by the unbiased standard deviation of its turn advantages + 1e-6.
-        baseline: "turn": the group's episodes that are alive at the turn index; "board": the group's turns with one
-            observation (arXiv 2505.10978).
-        observation_keys: for "board", one key per turn and episode: what the policy saw before the turn.
-
-    Returns:
-        One (n_e,) float64 per episode. A cell with one turn, or with equal returns, gives exactly 0.
-    """
-    if len(values) != len(group_index):
-        raise ValueError(f"values has {len(values)} episodes and group_index {len(group_index)} entries.")
-    to_go = [returns(episode, gamma) for episode in values]
-    advantages = [np.zeros(len(episode), dtype=np.float64) for episode in to_go]
-    for places in _cells(to_go, group_index, baseline, observation_keys).values():
-        cell = centred(np.array([to_go[episode][turn] for episode, turn in places]))
-        for (episode, turn), advantage in zip(places, cell, strict=True):
-            advantages[episode][turn] = advantage
-    if per_group:
-        _scale_groups(advantages, group_index)
-    return advantages
-
-
-def scale_by_rms(advantages: Sequence[ArrayLike], kept: ArrayLike, *, clip: float | None = 4.0) -> list[Floats]:
-    """Divide all turn advantages by the root mean square of the trained ones, then clip.
-
-    Args:
-        advantages: one (n_e,) array per episode.
-        kept: (episodes,) bool, true for trained episodes; only they enter the root mean square.
-        clip: largest magnitude after the division; None: not clipped.
-
-    Returns:
-        One (n_e,) float64 per episode, dropped ones on the same scale; not scaled if all kept ones are 0.
-    """
-    arrays = [_vector("advantages", episode) for episode in advantages]
-    mask = np.asarray(kept, dtype=bool)
-    if mask.shape != (len(arrays),):
-        raise ValueError(f"kept has shape {mask.shape}: it must be ({len(arrays)},), one entry per episode.")
-    pool = np.concatenate([np.empty(0), *(episode for episode, keep in zip(arrays, mask, strict=True) if keep)])
-    scale = float(np.sqrt(np.mean(pool**2))) if pool.size else 0.0
-    if scale > 0.0:
-        arrays = [episode / scale for episode in arrays]
-    return arrays if clip is None else [np.clip(episode, -clip, clip) for episode in arrays]
-
-
-def _cells(
-    to_go: Sequence[Floats],
-    group_index: Sequence[int],
-    baseline: Baseline,
-    observation_keys: Sequence[Sequence[Hashable]] | None,
-) -> dict[tuple[int, Hashable], list[tuple[int, int]]]:
-    """(episode, turn) places that share a baseline, in episode order."""
-    if baseline not in ("turn", "board"):
-        raise ValueError(f"baseline={baseline!r}: choose 'turn' or 'board'.")
-    cells: dict[tuple[int, Hashable], list[tuple[int, int]]] = defaultdict(list)
-    for episode, (group, values) in enumerate(zip(group_index, to_go, strict=True)):
-        keys: Sequence[Hashable] = range(len(values))
-        if baseline == "board":
-            keys = () if observation_keys is None else observation_keys[episode]
-            if len(keys) != len(values):
-                raise ValueError(
-                    f"observation_keys[{episode}] has {len(keys)} keys for {len(values)} turns: give one per turn."
-                )
-        for turn, key in enumerate(keys):
-            cells[int(group), key].append((episode, turn))
-    return cells
-
-
-def _scale_groups(advantages: list[Floats], group_index: Sequence[int]) -> None:
-    """Divide the turn advantages of each group, in place, by their unbiased standard deviation + 1e-6."""
-    for group in sorted({int(group) for group in group_index}):
-        members = [episode for episode, own in enumerate(group_index) if own == group]
-        pool = np.concatenate([advantages[episode] for episode in members])
-        if not is_constant(pool):
-            for episode in members:
-                advantages[episode] /= pool.std(ddof=1) + STD_EPSILON
-
-
-def _vector(name: str, values: ArrayLike) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}: it must be one-dimensional.")
-    wrong = np.flatnonzero(~np.isfinite(array))
-    if wrong.size:
-        raise ValueError(f"{name}[{int(wrong[0])}]={array[wrong[0]]}: it must be finite.")
-    return array

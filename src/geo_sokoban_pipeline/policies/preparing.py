@@ -1,4 +1,4 @@
-"""The starting policy of a run: built from a seed, read from a folder, or fetched from the hub."""
+"""The policies that a run begins with: its start, built, read or fetched from the hub, and a teacher."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.hub import fetch_policy
-from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters, load_policy, save_policy
+from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters, load_encoding, load_policy, save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, find_policy_folder, link_policy
+from geo_sokoban_pipeline.runs.policy_folder import (
+    FolderWriter,
+    PolicyFolder,
+    check_policy_files,
+    find_policy_folder,
+    link_policy,
+)
 from geo_sokoban_pipeline.runs.storage import Filled
 
 
@@ -35,6 +41,28 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
     # Loaded once, so that a broken policy fails now and not after the warm start.
     freeze_parameters(load_policy(source, options.dtype, options.attention).model, options.freeze)
     return link_policy(source, entries)
+
+
+def open_teacher(name: str, policy: Policy) -> PolicyFolder:
+    """The policy that is imitated on one's own samples.
+
+    Args:
+        name: `grpo.advantage_args.teacher`: a folder, else a hub id.
+        policy: whose samples the teacher scores.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder holds no supported policy, or one with other tokens.
+        PolicyUnavailableError: the hub cannot be reached.
+    """
+    folder = Path(name).expanduser()
+    folder = folder if folder.is_dir() else fetch_policy(name, None)
+    check_policy_files(folder)
+    if load_encoding(folder).table_context.tokenizer_hash != policy.table_context.tokenizer_hash:
+        raise ValueError(
+            f"grpo.advantage_args.teacher={name}: its tokenizer is another one than the policy's, so its log-probs are "
+            "of other tokens. Take a teacher with the same tokenizer."
+        )
+    return PolicyFolder(folder, {"files": {}})
 
 
 def policy_writer(policy: Policy, entries: dict[str, Any]) -> FolderWriter:

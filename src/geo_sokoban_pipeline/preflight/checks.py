@@ -140,11 +140,19 @@ def rows_of(table: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def is_own(options: TrainOptions) -> bool:
-    """Whether environment, reward or expert are user code, or credit per turn requires a trial of the reward."""
+    """Whether environment, reward or expert are user code, or an advantage of turns requires a trial of the reward."""
     named = [options.env.factory, options.reward.function]
     if options.warm_start.steps:
         named.append(options.warm_start.teacher.factory)
-    return any(own_files(spec) for spec in named) or (options.grpo.credit == "turn" and not made_of_turns(options))
+    return any(own_files(spec) for spec in named) or (needs_turns(options) and not made_of_turns(options))
+
+
+def needs_turns(options: TrainOptions) -> bool:
+    """Whether the advantage needs the parts of the reward that each turn has earned."""
+    # It imports numpy, which the pipeline registry does without.
+    from geo_sokoban_pipeline.grpo.estimators import load_estimator
+
+    return load_estimator("advantage", options.grpo).needs_turn_rewards
 
 
 def made_of_turns(options: TrainOptions) -> bool:

@@ -37,6 +37,7 @@ from geo_sokoban_pipeline.preflight.machine import (
 from geo_sokoban_pipeline.preflight.relations import check_conversations, check_counts, check_relations
 from geo_sokoban_pipeline.preflight.servers import check_launch
 from geo_sokoban_pipeline.preflight.stored import TRAINING
+from geo_sokoban_pipeline.runs.fingerprint import own_estimators
 from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
@@ -46,7 +47,7 @@ from geo_sokoban_pipeline.training.backends.megatron.limits import find_obstacle
 
 
 def check_starting_policy(run: str, models: Path | None, parameters: ProjectParameters) -> None:
-    """Check that the policy of a training run is available, unless the run has stored its own copy.
+    """Check that the policies of a training run are available: its start, unless the run has its own copy, its teacher.
 
     Args:
         run: namespace; only `train_*` is checked.
@@ -56,7 +57,14 @@ def check_starting_policy(run: str, models: Path | None, parameters: ProjectPara
         FileNotFoundError, ValueError: the folder is missing or holds no supported policy.
         PolicyUnavailableError: the hub has no such policy, or cannot be reached and nothing is cached.
     """
-    if not run.startswith(TRAINING) or _own_copy(models) is not None:
+    if not run.startswith(TRAINING):
+        return
+    if (teacher := getattr(parameters, run).grpo.teacher) is not None:
+        if (folder := Path(teacher).expanduser()).is_dir():
+            check_policy_files(folder)
+        else:
+            check_model_type(f"{run}.grpo.advantage_args.teacher={teacher}", fetch_config(teacher, None))
+    if _own_copy(models) is not None:
         return
     options: PolicyOptions = getattr(parameters, run).policy
     if options.path is not None and options.source == "hub":
@@ -151,7 +159,9 @@ def check_replaced(
             "reward.function": options.reward.function,
             "rollout.function": options.rollout.function,
             "warm_start.teacher.factory": options.warm_start.teacher.factory,
+            **own_estimators(options.grpo),
         }
+        named[f"{run}.grpo.advantage_args.teacher"] = options.grpo.teacher
         named |= {f"{run}.{name}": spec.partition(":")[0] for name, spec in specs.items() if ".py" in spec}
         data = getattr(parameters, options.task)
         if data.source == "file":
@@ -319,8 +329,13 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
         return
     run = f"{TRAINING}{task}"  # the other kinds use its options
     options: TrainOptions = getattr(parameters, run)
+    if kind not in ("evaluate", "control") and own_estimators(options.grpo):  # those train by no advantage
+        # It runs user code, and imports torch.
+        from geo_sokoban_pipeline.preflight.own_code import try_estimators
+
+        _report(run, try_estimators(run, options))
     if kind == "update":
-        # It rolls out nothing, but credit per turn uses the arguments of the project's reward.
+        # It rolls out nothing, but an advantage of turns uses the arguments of the project's reward.
         if options.reward.function.startswith("geo_sokoban_pipeline."):
             _try_reward(run, options)
         return

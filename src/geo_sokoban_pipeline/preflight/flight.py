@@ -39,7 +39,13 @@ from geo_sokoban_pipeline.preflight.memory import (
     visible_gpus,
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
-from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_signatures, try_episode, try_own_code
+from geo_sokoban_pipeline.preflight.own_code import (
+    EpisodeShape,
+    check_signatures,
+    try_episode,
+    try_estimators,
+    try_own_code,
+)
 from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_relations
 from geo_sokoban_pipeline.preflight.resources import (
     check_paths,
@@ -155,7 +161,7 @@ def _inspect_model(subject: Subject, findings: Findings) -> None:
 
 def _inspect_own_code(subject: Subject, findings: Findings) -> None:
     """Signatures, arguments, one episode: each only if the one before passed."""
-    found = check_signatures(subject.run, subject.options)
+    found = [*check_signatures(subject.run, subject.options), *try_estimators(subject.run, subject.options)]
     if not _failed(found):
         found += guard("own code", "arguments", lambda: _check_arguments(subject))
     findings.checks += found

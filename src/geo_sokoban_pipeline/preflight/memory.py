@@ -242,7 +242,7 @@ def plan_rank(
     phases = _plan_phases(options, model, load, gathers=is_shared or is_offloaded)
     if options.processes > 1 and not is_shared:
         phases["sum over the ranks"] = {"gradients of all ranks": value * model.trained}
-    if options.grpo.kl_coefficient > 0:
+    if options.grpo.needs_reference:
         logits = 2 * 4 * min(options.optimizer.logit_chunk, load.tokens) * text.vocab_size // tensor
         units = (model.root.parameters + _GATHERED_LAYERS * model.layer.parameters) // tensor if is_shared else 0
         phases["reference policy"] = {

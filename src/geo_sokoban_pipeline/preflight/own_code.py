@@ -1,4 +1,4 @@
-"""User code before a run: signatures, one expert episode as in a rollout, and a trial of environment and reward.
+"""User code before a run: signatures, one expert episode as in a rollout, and trials of what the parameters name.
 
 Every failure names file and line of the user's code. The module imports the episode code, and torch with it.
 """
@@ -6,22 +6,34 @@ Every failure names file and line of the user's code. The module imports the epi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.inspection import Check, State, guard
-from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.formats import type_name
+from geo_sokoban_pipeline.grpo.estimators import (
+    EstimatorError,
+    estimate_advantages,
+    estimate_loss,
+    estimate_weights,
+    load_estimator,
+)
+from geo_sokoban_pipeline.grpo.groups import Episodes
+from geo_sokoban_pipeline.grpo.loss import token_batch
+from geo_sokoban_pipeline.grpo.scoring import REWARD_PART, refuse_reward, turn_rewards
+from geo_sokoban_pipeline.grpo.sequences import TokenBatch
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.preflight.checks import is_own, made_of_turns
+from geo_sokoban_pipeline.preflight.checks import is_own, made_of_turns, needs_turns
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import (
     Episode,
@@ -32,9 +44,11 @@ from geo_sokoban_pipeline.rollout.episode import (
     check_environment,
     check_reward,
     check_step,
+    check_turns,
     close_environment,
     finalize_environment,
 )
+from geo_sokoban_pipeline.runs.fingerprint import own_estimators
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
@@ -210,6 +224,54 @@ def _shape(episode: Trajectory, prompts: list[Trajectory], encoding: Policy, opt
     )
 
 
+# A trial of estimators of the user's own on made-up numbers.
+
+
+def try_estimators(run: str, options: TrainOptions) -> list[Check]:
+    """Findings about the estimators that are the user's own code: two groups of episodes, two rows of tokens."""
+    calls: dict[str, Callable[[], Any]] = {
+        "advantage": lambda: estimate_advantages(load_estimator("advantage", options.grpo), _made_up_episodes()),
+        "loss": lambda: estimate_loss(load_estimator("loss", options.grpo), _made_up_tokens()),
+        "importance": lambda: estimate_weights(load_estimator("importance", options.grpo), _made_up_tokens()),
+    }
+    found = []
+    for option, spec in own_estimators(options.grpo).items():
+        try:
+            calls[option.partition(".")[2]]()
+            found.append(Check(_GROUP, option, "ok", spec))
+        except Exception as error:  # user code may raise anything when it is imported
+            why = str(error) if isinstance(error, PluginError) else f"it cannot be loaded. {explain(error)}"
+            text = str(error) if isinstance(error, EstimatorError) else f"{option}={spec}: {why}"
+            found.append(Check(_GROUP, option, "failure", f"{run}.{text}", "see docs/your_own_estimator.md"))
+    return found
+
+
+def _made_up_episodes() -> Episodes:
+    """Two groups of three episodes with one to three responses, of which one group has equal rewards."""
+    turns = [np.full(count, 1.0 / count) for count in (1, 2, 3)]
+    worths = [turns[0], 0.5 * turns[1], -turns[2], *turns]
+    return Episodes(
+        group=np.repeat([0, 1], 3),
+        reward=np.array([worth.sum() for worth in worths]),
+        trained=np.ones(6, bool),
+        lengths=[np.arange(2, 2 + len(worth)) for worth in worths],
+        turn_rewards=worths,
+        state_keys=[["start", "left", "right"][: len(worth)] for worth in worths],
+        success=[worth.sum() > 0.5 for worth in worths],
+        versions=np.zeros(6, np.int64),
+        teacher_gaps=[np.zeros(0)] * 6,
+    )
+
+
+def _made_up_tokens() -> TokenBatch:
+    """Two rows of four tokens with two responses each, of which the last token of the second row is masked."""
+    new = torch.linspace(-3.0, -0.1, 8).reshape(2, 4).requires_grad_()
+    mask = torch.ones(2, 4)
+    mask[1, 3] = 0
+    turns = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    return token_batch(new, new.detach() - 0.1, new.detach() - 0.2, torch.tensor([1.0, -0.5]), mask, turns)
+
+
 # A trial of user code on one prompt without a policy: a complete episode, and one whose first response is truncated.
 
 
@@ -232,7 +294,7 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
     except Exception as error:  # user code may raise anything
         return [Check(_GROUP, "whole episode", worst, f"{run}: an episode of {row.get('id')} fails: {explain(error)}")]
     found = [Check(_GROUP, "whole episode", "ok", f"reward {parts['reward']:g}")]
-    if options.grpo.credit == "turn" and not made_of_turns(options):
+    if needs_turns(options) and not made_of_turns(options):
         found += _check_credit(run, options, parts, turns)
     try:
         parts, _ = _try_episode(row, options, seed, truncated=True)
@@ -247,7 +309,7 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
 def _try_episode(
     row: Row, options: TrainOptions, seed: int, *, truncated: bool = False
 ) -> tuple[dict[str, float], list[Any]]:
-    """Parts of the reward, and the info of each turn.
+    """Parts of the reward, and the info of each turn with the part that the reward gave it.
 
     Args:
         truncated: cut the first response to half its length, so that the environment is never stepped.
@@ -270,7 +332,10 @@ def _try_episode(
                 break
         result = EpisodeResult(row, "truncated" if truncated else "completed", responses, "".join(responses), infos)
         result = finalize_environment(env, result)
-        parts = check_reward(begin_reward(reward, result, options.reward.args)(), options.reward.function)
+        given, name = begin_reward(reward, result, options.reward.args)(), options.reward.function
+        parts = check_reward(given, name)
+        shares = check_turns(given, parts["reward"], len(infos), name)
+        infos = [{**info, REWARD_PART: share} for info, share in zip(infos, shares, strict=True)] if shares else infos
         _ = result.metrics
     finally:
         close_environment(env, "preflight")
@@ -278,17 +343,17 @@ def _try_episode(
 
 
 def _check_credit(run: str, options: TrainOptions, parts: dict[str, float], infos: list[Any]) -> list[Check]:
-    from geo_sokoban_pipeline.grpo.scoring import adds_up
-
-    task = task_of(options.task)
+    """Whether the rewards of the turns, or the parts that the reward gave them, add up to the reward."""
+    if any(REWARD_PART in info for info in infos):
+        return []  # `check_turns` has added them up
     stepped = [info for info in infos if info.get("turn_reward") is not None]
     own = {name: value for name, value in parts.items() if name != "reward"}
-    rewards = [info["turn_reward"] for info in stepped]
-    values = np.asarray(task.turn_values(rewards, stepped, own, options.reward.args), np.float64)
-    if adds_up(values, parts["reward"]) and (len(values) or not infos):
-        return []
-    why = f"the infos of {options.env.factory} hold no turn_reward"
-    if len(values):
-        why = f"{options.reward.function} gives {parts['reward']:g} for turns that add up to {values.sum():g}"
-    text = f"{run}.grpo.credit=turn: needs a reward made of {task.credited}, but {why}"
-    return [Check(_GROUP, "credit", "failure", text, f"set {run}.grpo.credit=episode")]
+    rewards, task = [info["turn_reward"] for info in stepped], task_of(options.task)
+    try:
+        values = turn_rewards(task, rewards, stepped, own, options.reward.args, parts["reward"])
+        if infos and not stepped:  # a reward of 0 adds up by chance
+            raise refuse_reward(task, parts["reward"], values)
+    except ValueError as error:
+        text = f"{run}.grpo.advantage={options.grpo.advantage}: {error}"
+        return [Check(_GROUP, "credit", "failure", text)]
+    return []

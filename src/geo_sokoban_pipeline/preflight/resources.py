@@ -356,7 +356,7 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
             collector = Collector("preflight", seed, options, rows, policy, engine, rolling.function)
             trajectories, _ = collector.collect(0, sampler)
             collected = time.perf_counter()
-            reference = backend.log_probs if options.grpo.kl_coefficient > 0 else None
+            reference = backend.log_probs if options.grpo.needs_reference else None
             with trainers_turn(engine, backend, options, Stopwatch()):
                 metrics = update_policy(
                     trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference

@@ -28,6 +28,7 @@ _CURVES = (
     ("train/entropy_loss", "Entropy", "Nats per token.", False),
     ("train/ppo_kl", "KL to the rollout policy", "Mean |log-ratio| per token, in the update.", False),
     ("train/kl_loss", "KL to the reference policy", "Nats per token.", False),
+    ("train/reverse_kl", "KL to the teacher", "Nats per token.", False),
     ("train/lr-pg_0", "Learning rate", "As scheduled.", False),
     ("train/grad_norm", "Gradient norm", "Before clipping.", False),
     ("rollout/response_len/mean", "Response tokens", "Mean per episode.", False),

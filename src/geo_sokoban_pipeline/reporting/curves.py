@@ -21,6 +21,7 @@ _HEALTH = (
     ("train/entropy_loss", "Entropy", "nats per token; 0: no exploration is left"),
     ("train/ppo_kl", "KL to the rollout policy", "mean |log-ratio| per token, in the update"),
     ("train/kl_loss", "KL to the reference policy", "nats per token"),
+    ("train/reverse_kl", "KL to the teacher", "nats per token"),
     ("train/lr-pg_0", "Learning rate", "as scheduled"),
     ("train/grad_norm", "Gradient norm", "before clipping"),
     ("train/pg_clipfrac", "Clipped tokens", "share of the tokens trained on"),

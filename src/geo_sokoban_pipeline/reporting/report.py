@@ -95,7 +95,7 @@ class ReportInputs(StoredRun):
         return f"{self.site}/index.html#/{page}?run={self.run}/{self.run_id}&id={quote(trajectory_id)}"
 
     def option(self, section: str, name: str) -> Any:
-        """One option of the training, such as `grpo`, `credit`; None if it is not known."""
+        """One option of the training, such as `prompts`, `order`; None if it is not known."""
         return ((self.parameters.get(f"train_{self.task}") or {}).get(section) or {}).get(name)
 
 
@@ -154,17 +154,18 @@ def read_facts(inputs: ReportInputs) -> ReportFacts:
     by_iteration = {row["iteration"]: row for row in episodes.rows}
     diagnostics = [{**by_iteration.get(row.get("iteration"), {}), **row} for row in metrics]
     order, title = str(inputs.option("prompts", "order")), _title(inputs)
-    per_turn, reward_args = inputs.option("grpo", "credit") == "turn", inputs.option("reward", "args") or {}
+    reward_args = inputs.option("reward", "args") or {}
+    trained, pad = ([*extremes.best, *extremes.worst], extremes.image_pad_id) if extremes else ([], None)
+    has_credit = any(turn.credit is not None for episode in trained for turn in episode.turns)
     # Results of evaluation, scoring, task and provenance: the paired test, the rewards that turns of the evaluation
     # would have had in training, the parts of the reward, the command of an audit.
     change = compare_policies(inputs, 0, inputs, len(inputs.policies) - 1)
     shown = [one for pair in pairs for one in (pair.after, pair.before) if one is not None]
-    if per_turn:
+    if has_credit:
         shown = [credit_turns(one, task, reward_args) or one for one in shown]
     parts = task.report.reward_parts(episodes.parts, reward_args)
     audit_command = suggest_command(f"audit_{inputs.task}", inputs.run_id)
     # Episodes as the page shows them; a site has the players and the tokens of the training episodes.
-    trained, pad = ([*extremes.best, *extremes.worst], extremes.image_pad_id) if extremes else ([], None)
     alone = trained if inputs.site is None else []
     ends = {one.trajectory_id: (describe_end(one), is_solved(one)) for one in (*shown, *trained)}
     for one in {one.trajectory_id: one for one in (*shown, *alone)}.values():

@@ -17,7 +17,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +29,7 @@ from PIL import Image
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.formats import type_name
+from geo_sokoban_pipeline.grpo.scoring import REWARD_PART, adds_up
 from geo_sokoban_pipeline.policies.chat import join_placeholders, split_placeholders
 from geo_sokoban_pipeline.policies.patches import EncodedImage, decode_image
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -409,10 +410,17 @@ class Episode:
                     with waiting():  # a judge may be slow, and has a limit of its own
                         given = self._reward()
                     parts = check_reward(given, self._settings.reward.function)
+                    self._share(check_turns(given, parts["reward"], len(self._infos), self._settings.reward.function))
         close_environment(self.env, self.request.trajectory_id, self.env_calls)
         trajectory = self._trajectory(text, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
         trajectory.sampling = describe_sampling(engine, self._settings)
         return trajectory
+
+    def _share(self, parts: Sequence[float]) -> None:
+        """Note the part of the reward that the reward function gave to each stepped response."""
+        responses = (turn for turn in self._turns if turn.role == "assistant")
+        for turn, part in zip(responses, parts, strict=False):
+            turn.info = {**turn.info, REWARD_PART: part}
 
     def snapshot(self) -> Trajectory:
         """The episode so far, without a reward."""
@@ -687,10 +695,37 @@ def check_reward(given: Any, name: str) -> dict[str, float]:
         raise ValueError(
             f"{source}: must return a dict with the key 'reward' (float), or a float; it returned {type_name(given)}"
         )
-    parts = _finite(source, given)
+    parts = _finite(source, {name: value for name, value in given.items() if name != TURNS})
     if "reward" not in parts:
         keys = ", ".join(map(repr, sorted(parts))) or "no key"
         raise ValueError(f"{source}: must return a dict with the key 'reward' (float), or a float; its dict has {keys}")
+    return parts
+
+
+TURNS = "turns"  # in the dict of a reward: its parts by response
+
+
+def check_turns(given: Any, reward: float, stepped: int, name: str) -> list[float]:
+    """The parts that a reward gives to the stepped responses of an episode; empty where it gives none.
+
+    Args:
+        given: return value of the reward function, which `check_reward` has accepted.
+        stepped: number of responses that the environment has carried out.
+        name: the value of `reward.function`.
+
+    Raises:
+        ValueError: it is no list of so many finite numbers, or they do not add up to the reward.
+    """
+    turns = given.get(TURNS) if isinstance(given, Mapping) else None
+    if turns is None:
+        return []
+    source = f"reward.function={name}"
+    if not isinstance(turns, Sequence | np.ndarray) or isinstance(turns, str) or len(turns) != stepped:
+        shown = type_name(turns) + (f" of {len(turns)}" if hasattr(turns, "__len__") else "")
+        raise ValueError(f"{source}: turns must be one number for each of {stepped} stepped responses; it is {shown}")
+    parts = list(_finite(source, {f"turns[{index}]": value for index, value in enumerate(turns)}).values())
+    if not adds_up(np.array(parts, np.float64), reward):
+        raise ValueError(f"{source}: turns add up to {sum(parts):g}, but the reward is {reward:g}")
     return parts
 
 

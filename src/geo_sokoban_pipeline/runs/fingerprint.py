@@ -14,7 +14,8 @@ from typing import Any
 
 import orjson
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.estimators import ESTIMATORS, Kind
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.formats import leaves
 from geo_sokoban_pipeline.runs.own_code import hash_own_code
@@ -75,6 +76,17 @@ _FORMER: Fingerprint = {
     "warm_start.momentum": 0.95,
     "warm_start.teacher.solved_only": False,
 }
+# Options of GRPO that are options of an estimator now.
+_BEFORE_ESTIMATORS = (
+    "credit",
+    "gamma",
+    "normalize",
+    "baseline",
+    "clip_low",
+    "clip_high",
+    "dual_clip",
+    "importance_cap",
+)
 _CODE = ":"  # between the option that names own code and a file of it, which no name of an option holds
 
 
@@ -91,9 +103,9 @@ def flatten(values: Mapping[str, Any]) -> Fingerprint:
 
 
 def unflatten(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested options of a fingerprint, without the hashes of own code; empty mappings are missing."""
+    """Nested options of a fingerprint under their current names, without hashes of own code and empty mappings."""
     nested: dict[str, Any] = {}
-    for name, value in fingerprint.items():
+    for name, value in as_current(fingerprint).items():
         if _CODE not in name and name not in _FORMER:
             *path, last = name.split(".")
             place = nested
@@ -118,7 +130,7 @@ def changed_code(fingerprint: Mapping[str, Any], options: Sequence[str]) -> str 
 def differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
     """One line per name that differs, sorted; empty where both are equal but for limits that change no result."""
     return [f"{_described(name)}: stored {_short(before)}, now {_short(now)}"
-            for name, before, now in _unequal(without_former(stored), current) if name not in _LIMITS]  # fmt: skip
+            for name, before, now in _unequal(as_current(stored), current) if name not in _LIMITS]  # fmt: skip
 
 
 def layout_differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
@@ -127,14 +139,47 @@ def layout_differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
     return [f"{name}: stored {before}, now {now}" for name, before, now in _unequal(stored, current) if name in both]
 
 
-def without_former(stored: Fingerprint, prefix: str = "") -> Fingerprint:
-    """Stored options without those that are constants now, where they had the same values.
+def as_current(stored: Mapping[str, Any], prefix: str = "") -> Fingerprint:
+    """Stored options under their current names, without those that are constants now, where they had the same values.
 
     Args:
         prefix: of the options' names.
     """
     former = {f"{prefix}{name}": value for name, value in _FORMER.items()}
-    return {name: value for name, value in stored.items() if name not in former or value != former[name]}
+    kept = {name: value for name, value in stored.items() if name not in former or value != former[name]}
+    return _name_estimators(kept, f"{prefix}grpo.")
+
+
+def _name_estimators(stored: Fingerprint, prefix: str) -> Fingerprint:
+    """Options of GRPO as they were before its estimators had names, under the names that compute the same."""
+    if f"{prefix}credit" not in stored:
+        return stored
+    old = {name: stored[f"{prefix}{name}"] for name in _BEFORE_ESTIMATORS}
+    named: Fingerprint = {
+        "advantage": "grpo" if old["normalize"] == "std" else "dr_grpo",
+        "normalize": "rms" if old["normalize"] == "rms" else "none",
+        "overlong": None,
+        "loss": "ppo",
+        **{f"loss_args.{name}": old[name] for name in ("clip_low", "clip_high", "dual_clip")},
+        "importance": "none" if old["importance_cap"] is None else "truncated",
+    }
+    if old["credit"] == "turn":
+        named |= {
+            "advantage": "turn_return",
+            "advantage_args.gamma": old["gamma"],
+            "advantage_args.baseline": "state" if old["baseline"] == "board" else "turn",
+            "advantage_args.leave_one_out": False,
+            "advantage_args.scale": "std" if old["normalize"] == "std" else "none",
+        }
+    if old["importance_cap"] is not None:
+        named |= {
+            "importance_args.level": "token",
+            "importance_args.per": "episode",
+            "importance_args.cap": old["importance_cap"],
+        }
+    gone = {f"{prefix}{name}" for name in _BEFORE_ESTIMATORS}
+    kept = {name: value for name, value in stored.items() if name not in gone}
+    return kept | {f"{prefix}{name}": value for name, value in named.items()}
 
 
 def _unequal(stored: Fingerprint, current: Fingerprint) -> list[tuple[str, Any, Any]]:
@@ -194,8 +239,15 @@ def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -
         "env.factory": options.env.factory,
         "reward.function": options.reward.function,
         "rollout.function": options.rollout.function,
+        **own_estimators(options.grpo),
     }
     return _identity(values) | _own_code(named)
+
+
+def own_estimators(grpo: GrpoOptions) -> dict[str, str]:
+    """Estimators that are none of this project's, by the option that names them."""
+    named: dict[Kind, str] = {kind: getattr(grpo, kind) for kind in ESTIMATORS}
+    return {f"grpo.{kind}": spec for kind, spec in named.items() if spec not in ESTIMATORS[kind]}
 
 
 def layout_parameters(options: TrainOptions) -> Fingerprint:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_config, fetch_policy
-from geo_sokoban_pipeline.runs.fingerprint import without_former
+from geo_sokoban_pipeline.runs.fingerprint import as_current
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, find_holder
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, check_model_type, check_policy_files, open_policy
 from geo_sokoban_pipeline.runs.provenance import COMMANDS_FILE, read_commands
@@ -431,7 +431,7 @@ class RunStore:
     def settings(self, source: SourceOptions) -> dict[str, Any]:
         """Settings of a run's newest checkpoint: its fingerprint, flat, and its layout."""
         manifest = self._newest_manifest(source)
-        return {**without_former(manifest.get("fingerprint", {})), **manifest.get("layout", {})}
+        return {**as_current(manifest.get("fingerprint", {})), **manifest.get("layout", {})}
 
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
         """Stored rows of metrics, by iteration; `[]` where there are none."""

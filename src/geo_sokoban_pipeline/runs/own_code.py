@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import linecache
 import sys
 import sysconfig
@@ -103,6 +104,16 @@ def where(error: BaseException) -> str:
         if is_own(last.filename):
             return f", in {_shown(Path(last.filename))}, line {last.lineno}" + (f": {last.line}" if last.line else "")
     return ""
+
+
+def where_defined(function: object) -> str:
+    """`, in file.py, line 3` of a function of the user's code; empty for other code."""
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return (
+        f", in {_shown(Path(code.co_filename))}, line {code.co_firstlineno}"
+        if code and is_own(code.co_filename)
+        else ""
+    )
 
 
 def _follow(files: list[Path], root: Path, top: str | None) -> dict[str, Path]:

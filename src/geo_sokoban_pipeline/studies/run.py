@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from geo_sokoban_pipeline.console import Progress, track
 from geo_sokoban_pipeline.processes import count_cores, tethered
-from geo_sokoban_pipeline.runs.fingerprint import flatten, without_former
+from geo_sokoban_pipeline.runs.fingerprint import as_current, flatten
 from geo_sokoban_pipeline.runs.folders import REPORTS
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker, read_commands
@@ -99,7 +99,7 @@ class StudyFolder:
     def is_finished(self, member: StudyRun) -> bool:
         """Whether the member has ended well in this generation with the parameters it has now, and its files exist."""
         record = self.read_record(member)
-        stored = without_former(flatten(record.get("parameters") or {}), f"train_{member.task}.")
+        stored = as_current(flatten(record.get("parameters") or {}), f"train_{member.task}.")
         same = stored == flatten(member.parameters)
         current = record.get("generation") == self._read_generation().get("token")
         return same and current and all(path.is_file() for path in member.outputs)

@@ -19,6 +19,7 @@ from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.process import WorkerError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, load_empty
+from geo_sokoban_pipeline.policies.preparing import open_teacher
 from geo_sokoban_pipeline.policies.weights import Bucket, TensorSpec, WeightSource, published_specs
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Files
@@ -56,10 +57,25 @@ def build_backend(
     return TorchBackend(policy, options, temperature)
 
 
+def open_reference(
+    start: Callable[[], PolicyFolder], policy: Policy, options: TrainOptions, workers: WorkerGroup | None
+) -> Callable[[Sequence[TrainSample]], list[np.ndarray]] | None:
+    """Scorer of the policy beside the trained one: the teacher, or the reference of the KL; None where there is none.
+
+    Args:
+        start: the policy that GRPO starts from, which is the reference.
+        policy: that is trained; a teacher has its tokens.
+    """
+    grpo = options.grpo
+    if not grpo.needs_reference:
+        return None
+    return build_scorer(start() if grpo.teacher is None else open_teacher(grpo.teacher, policy), options, workers)
+
+
 def build_scorer(
     folder: PolicyFolder, options: TrainOptions, workers: WorkerGroup | None = None
 ) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
-    """Log-probs of a policy that is not trained, for the KL term.
+    """Log-probs of a policy that is not trained.
 
     Between calls it waits in the memory of the CPU.
 

@@ -36,6 +36,7 @@ class TrainSample:
         rollout_log_probs: (M,) float32 of the engine.
         ref_log_probs: (M,) float32 of the reference policy, or None.
         advantages: (M,) float32.
+        turns: (M,) int32 number of each token's response within the episode.
     """
 
     input_ids: np.ndarray
@@ -47,6 +48,7 @@ class TrainSample:
     rollout_log_probs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     ref_log_probs: np.ndarray | None = None
     advantages: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    turns: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
 
     @property
     def length(self) -> int:
@@ -85,6 +87,7 @@ def build_sample(trajectory: Trajectory, policy: Policy, version: int | None = N
         rollout_log_probs=rollout,
         ref_log_probs=None if ref is None else ref[targets],
         advantages=token_advantages(trajectory)[targets],
+        turns=token_turns(trajectory)[targets],
     )
 
 
@@ -107,6 +110,14 @@ def token_advantages(trajectory: Trajectory) -> np.ndarray:
     elif trajectory.advantage is not None:
         values[trajectory.loss_mask == 1] = trajectory.advantage
     return values
+
+
+def token_turns(trajectory: Trajectory) -> np.ndarray:
+    """(L,) int32 number of the response that each token belongs to; 0 outside of responses."""
+    turns = np.zeros(len(trajectory.token_ids), np.int32)
+    for number, turn in enumerate(assistant_turns(trajectory)):
+        turns[turn.token_start : turn.token_end] = number
+    return turns
 
 
 def spread(values: np.ndarray, sample: TrainSample, length: int) -> np.ndarray:

@@ -30,7 +30,7 @@ from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, start_names
 from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.schedules import DECAY_TO, is_eval_due, is_save_due, learning_rate
-from geo_sokoban_pipeline.grpo.scoring import newest_version
+from geo_sokoban_pipeline.grpo.scoring import distil, newest_version, scored_context
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn
@@ -39,7 +39,7 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind, Thin
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
-from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
+from geo_sokoban_pipeline.training.backend import build_backend, open_reference
 from geo_sokoban_pipeline.training.backends.base import DivergedError, TrainBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample, split_steps, spread
 from geo_sokoban_pipeline.training.checkpoint import (
@@ -153,7 +153,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         pool = owned.enter_context(ThreadPoolExecutor(1, "rollout"))  # waits for its thread when the engine is closed
         rolling = owned.enter_context(open_rollouts(policy, options, workers))
         engine, roll_out = rolling.engine, rolling.function
-        reference = build_scorer(inputs.policy, options, workers) if options.grpo.kl_coefficient > 0 else None
+        reference = open_reference(lambda: inputs.policy, policy, options, workers)
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         watch = owned.enter_context(closing(SignalWatch(task)))
@@ -271,7 +271,8 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                     checkpoint[partition(iteration)] = NewCheckpoint(held.enter_context(writer), keep)
                 with writing.running():
                     with collector_paused():
-                        parts = name_parts(iteration, trajectories, policy.table_context)
+                        context = scored_context(policy.table_context, options.grpo)
+                        parts = name_parts(iteration, trajectories, context)
                     del trajectories  # the tables hold them now
                     yield parts, validations, {}, {}
                 yield {}, {}, {partition(iteration): row}, checkpoint
@@ -381,14 +382,14 @@ def update_policy(
 
     Args:
         trajectories: scored episodes of one iteration.
-        reference: log-probs of the reference policy; needed where `grpo.kl_coefficient` is above 0.
+        reference: log-probs of the reference policy, or of the teacher; needed where `grpo` has one.
         iteration: number of the iteration, which is also the step of the learning-rate schedule.
         seed: seed of the run; it shuffles the groups in all PPO epochs (`grpo.passes`) after the first.
 
     Returns:
         Metrics `train/…`: means over the optimizer steps, but `train_rollout_logprob_abs_diff` of the first step alone;
-        `train/skipped` counts steps without a finite gradient. Only `train/steps` (0.0) and the learning rate if no
-        trajectory is trained.
+        `train/skipped` counts steps without a finite gradient; with a teacher `train/reverse_kl`, the mean of clipped
+        log-prob gaps of a token in nats. Only `train/steps` (0.0) and the learning rate if no trajectory is trained.
 
     Raises:
         LogProbGapError: log-probs of trainer and engine differ too much.
@@ -405,13 +406,21 @@ def update_policy(
         samples = [replace(sample, old_log_probs=values) for sample, values in zip(samples, old, strict=True)]
         for episode, sample in zip(chosen, samples, strict=True):
             episode.old_log_probs = spread(sample.old_log_probs, sample, len(episode.token_ids))
-    if grpo.kl_coefficient > 0:
+    if grpo.needs_reference:
         if reference is None:
             raise ValueError(f"grpo.kl_coefficient={grpo.kl_coefficient} needs a reference policy, but none was given.")
         scored = reference(samples)
         samples = [replace(sample, ref_log_probs=values) for sample, values in zip(samples, scored, strict=True)]
         for episode, sample, values in zip(chosen, samples, scored, strict=True):
             episode.ref_log_probs = spread(values, sample, len(episode.token_ids))
+    further: dict[str, float] = {}
+    if grpo.teacher is not None:
+        # Each token has an advantage of its own; the episode's is their mean.
+        gaps = [distil(row, sample.old_log_probs, grpo) for row, sample in zip(scored, samples, strict=True)]
+        for number, (episode, gap) in enumerate(zip(chosen, gaps, strict=True)):
+            samples[number] = replace(samples[number], advantages=gap.astype(np.float32))
+            episode.advantage = float(gap.mean())
+        further["train/reverse_kl"] = -float(np.concatenate(gaps).mean())
     groups: dict[int, list[TrainSample]] = {}
     for episode, sample in zip(chosen, samples, strict=True):
         groups.setdefault(episode.group_index, []).append(sample)
@@ -432,6 +441,7 @@ def update_policy(
     means[f"train/{_GAP}"] = rows[0][_GAP]
     return {
         **means,
+        **further,
         "train/global_batch_size": float(np.mean(sizes)),
         "train/skipped": sum(row["skipped"] for row in rows),
         "train/steps": float(len(rows)),

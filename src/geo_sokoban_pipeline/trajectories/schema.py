@@ -21,6 +21,7 @@ from geo_sokoban_pipeline.trajectories.thinning import Thinning, read_thinning
 from geo_sokoban_pipeline.trajectories.validation import Exemptions, TrajectoryError, check_episodes
 
 SCHEMA_VERSION = "2"
+_NO_ZEROS = "zero_on_equal_groups"
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -113,6 +114,8 @@ class TableContext:
         image_pad_id: id of the token that stands for one merged image patch, in the expanded sequence.
         merge_size: patches along one side that one image pad covers (2 for Qwen3-VL).
         tokenizer_hash, template_hash, processor_hash: content hashes of the three files behind the ids.
+        zero_on_equal_groups: whether equal rewards of a group give its episodes advantages of exactly 0, as the
+            estimator promises. The metadata say only that it does not.
     """
 
     image_pad_id: int
@@ -120,6 +123,7 @@ class TableContext:
     tokenizer_hash: str
     template_hash: str
     processor_hash: str
+    zero_on_equal_groups: bool = True
 
 
 def schema_metadata(context: TableContext) -> dict[bytes, bytes]:
@@ -132,6 +136,7 @@ def schema_metadata(context: TableContext) -> dict[bytes, bytes]:
         "tokenizer_hash": context.tokenizer_hash,
         "template_hash": context.template_hash,
         "processor_hash": context.processor_hash,
+        **({} if context.zero_on_equal_groups else {_NO_ZEROS: "false"}),
     }
     return {name.encode(): value.encode() for name, value in values.items()}
 
@@ -151,8 +156,9 @@ def read_context(schema: pa.Schema) -> TableContext:
 
     entry("schema_version")
     check_version(schema)
-    hashes = (entry(name) for name in ("tokenizer_hash", "template_hash", "processor_hash"))
-    return TableContext(int(entry("image_pad_id")), int(entry("merge_size")), *hashes)
+    hashes = {name: entry(name) for name in ("tokenizer_hash", "template_hash", "processor_hash")}
+    zeros = _NO_ZEROS.encode() not in metadata
+    return TableContext(int(entry("image_pad_id")), int(entry("merge_size")), **hashes, zero_on_equal_groups=zeros)
 
 
 def check_version(schema: pa.Schema) -> None:
@@ -228,7 +234,8 @@ def validate_trajectories(table: pa.Table) -> None:
     validate_schema(table.schema)
     context = read_context(table.schema)
     thinning = read_thinning(table.schema) or Thinning()
-    rules = Exemptions(no_tokens=not thinning.tokens, no_groups=thinning.episodes > 1)
+    no_zeros = thinning.episodes > 1 or not context.zero_on_equal_groups
+    rules = Exemptions(no_tokens=not thinning.tokens, no_zeros=no_zeros)
     check_episodes(table, _NULLABLE, image_pad_id=context.image_pad_id, merge_size=context.merge_size, exemptions=rules)
 
 

@@ -1,7 +1,7 @@
 """The trajectory contract as rules, each one a check over whole columns of a table.
 
 `check_episodes` raises for the first broken rule with the column, the trajectory id and the value. No check loops over
-episodes: columns are flat arrays with row offsets, unpacked once and shared (`Episodes`), and a position in a flat
+episodes: columns are flat arrays with row offsets, unpacked once and shared (`EpisodeTable`), and a position in a flat
 array always leads back to its row.
 """
 
@@ -58,11 +58,11 @@ class Exemptions:
 
     Attributes:
         no_tokens: there are no tokens, so no image pads.
-        no_groups: groups are not complete, so equal rewards may have advantages.
+        no_zeros: equal rewards may have advantages: groups are not complete, or the estimator does not promise it.
     """
 
     no_tokens: bool = False
-    no_groups: bool = False
+    no_zeros: bool = False
 
 
 def check_episodes(
@@ -79,18 +79,18 @@ def check_episodes(
     Raises:
         TrajectoryError: the first broken rule.
     """
-    episodes = Episodes(table, image_pad_id, merge_size)
+    episodes = EpisodeTable(table, image_pad_id, merge_size)
     check_nulls(episodes, nullable)
-    left_out: dict[Callable[[Episodes], None], bool] = {
+    left_out: dict[Callable[[EpisodeTable], None], bool] = {
         check_image_pads: exemptions.no_tokens,
-        check_group_advantages: exemptions.no_groups,
+        check_group_advantages: exemptions.no_zeros,
     }
     for check in _CHECKS:
         if not left_out.get(check):
             check(episodes)
 
 
-class Episodes:
+class EpisodeTable:
     """A table of episodes, its columns unpacked on first use.
 
     Args:
@@ -180,7 +180,7 @@ class Episodes:
             self.fail(column, row, f"{column}[{index}] = {items.values[position].as_py()}", rule)
 
 
-def check_nulls(episodes: Episodes, nullable: Set[str]) -> None:
+def check_nulls(episodes: EpisodeTable, nullable: Set[str]) -> None:
     """Only nullable fields of the contract are null, at any depth."""
     for name in episodes.table.column_names:
         array = episodes.column(name)
@@ -189,7 +189,7 @@ def check_nulls(episodes: Episodes, nullable: Set[str]) -> None:
         _check_nested_nulls(episodes, name, array, lambda row: row)
 
 
-def _check_nested_nulls(episodes: Episodes, path: str, array: pa.Array, to_row: Callable[[int], int]) -> None:
+def _check_nested_nulls(episodes: EpisodeTable, path: str, array: pa.Array, to_row: Callable[[int], int]) -> None:
     if pa.types.is_list(array.type):
         children = [(path, array.flatten())]
         outer = to_row
@@ -205,7 +205,7 @@ def _check_nested_nulls(episodes: Episodes, path: str, array: pa.Array, to_row: 
         _check_nested_nulls(episodes, name, child, to_row)
 
 
-def check_identity(episodes: Episodes) -> None:
+def check_identity(episodes: EpisodeTable) -> None:
     """Ids are unique and not empty, the status is known, `sampling` and each turn's `info` are JSON objects."""
     counts = pc.value_counts(episodes.column("trajectory_id"))
     for entry in counts.filter(pc.greater(counts.field("counts"), 1))[:1].to_pylist():
@@ -224,7 +224,7 @@ def _is_object(text: pa.Array) -> np.ndarray:
     return flags(pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}")))
 
 
-def check_outcome(episodes: Episodes) -> None:
+def check_outcome(episodes: EpisodeTable) -> None:
     """Rewards and advantages are finite, and absent exactly where they must be; errors belong to failed episodes."""
     status = episodes.column("status")
     broken = flags(pc.is_in(status, pa.array(["aborted", "failed"])))
@@ -243,13 +243,13 @@ def check_outcome(episodes: Episodes) -> None:
     episodes.fail_row(missing, "advantage", "a trained episode has one, or its turns have")
 
 
-def _has_turn_advantage(episodes: Episodes) -> np.ndarray:
+def _has_turn_advantage(episodes: EpisodeTable) -> np.ndarray:
     credited = np.zeros(episodes.table.num_rows, bool)
     credited[episodes.turns.rows[~nulls(episodes.turns.values.field("advantage"))]] = True
     return credited
 
 
-def check_group_advantages(episodes: Episodes) -> None:
+def check_group_advantages(episodes: EpisodeTable) -> None:
     """If all rewards of a group are equal, its advantages are exactly 0.
 
     Single rewards are exempt, because they may be one episode of a larger group, and so is turn credit.
@@ -271,7 +271,7 @@ def check_group_advantages(episodes: Episodes) -> None:
     episodes.fail_row(bad, "advantage", "exactly 0 where all rewards of a group are equal")
 
 
-def check_named_values(episodes: Episodes) -> None:
+def check_named_values(episodes: EpisodeTable) -> None:
     """Reward parts, metrics and timings are finite and strictly sorted by name."""
     for column in ("reward_parts", "metrics", "timings"):
         named = episodes.named(column)
@@ -281,7 +281,7 @@ def check_named_values(episodes: Episodes) -> None:
         episodes.fail_item(bad, column, items, "sorted by name, no name twice")
 
 
-def check_value_columns(episodes: Episodes) -> None:
+def check_value_columns(episodes: EpisodeTable) -> None:
     """`success`, `optimal_steps` and the reward parts equal the lists' values of their name, null where there is none;
     `n_turns` counts the assistant turns.
     """
@@ -296,7 +296,7 @@ def check_value_columns(episodes: Episodes) -> None:
     episodes.fail_row(episodes.numbers("n_turns") != counts, "n_turns", "the number of assistant turns")
 
 
-def _compare(episodes: Episodes, column: str, wanted: np.ndarray | None, source: str) -> None:
+def _compare(episodes: EpisodeTable, column: str, wanted: np.ndarray | None, source: str) -> None:
     array = episodes.column(column)
     if wanted is None and array.null_count == len(array):
         return  # most parts belong to other tasks
@@ -309,7 +309,7 @@ def _compare(episodes: Episodes, column: str, wanted: np.ndarray | None, source:
     episodes.fail_row(bad, column, f"equal to {source}, null where that is unknown")
 
 
-def check_credits(episodes: Episodes) -> None:
+def check_credits(episodes: EpisodeTable) -> None:
     """Only responses have credit, and it adds up to the episode's reward."""
     turns = episodes.turns
     field = turns.values.field("credit")
@@ -329,7 +329,7 @@ def check_credits(episodes: Episodes) -> None:
     )
 
 
-def check_lengths(episodes: Episodes) -> None:
+def check_lengths(episodes: EpisodeTable) -> None:
     """Ids, mask and log-probs of every kind are equally long; the prompt lies within them."""
     lengths = episodes.token_ids.lengths
     for name in ("loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs"):
@@ -343,7 +343,7 @@ def check_lengths(episodes: Episodes) -> None:
     episodes.fail_row((prompt < 0) | (prompt > lengths), "prompt_length", "from 0 to the number of token_ids")
 
 
-def check_mask(episodes: Episodes) -> None:
+def check_mask(episodes: EpisodeTable) -> None:
     """The mask is 0 or 1, and 0 in the prompt."""
     mask = episodes.loss_mask
     episodes.fail_token((mask != 0) & (mask != 1), "loss_mask", mask, "0 or 1")
@@ -352,7 +352,7 @@ def check_mask(episodes: Episodes) -> None:
     episodes.fail_row(early > 0, "loss_mask", "0 before prompt_length", lambda row: f"1 on {early[row]} prompt tokens")
 
 
-def check_log_probs(episodes: Episodes) -> None:
+def check_log_probs(episodes: EpisodeTable) -> None:
     """Rollout log-probs are exactly 0.0 off the mask; every kind is finite and at most 1e-6 on it."""
     off = episodes.loss_mask == 0
     for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs"):
@@ -370,7 +370,7 @@ def check_log_probs(episodes: Episodes) -> None:
         episodes.fail_token(~off & ~inside, name, values, "finite and at most 1e-6 where loss_mask is 1")
 
 
-def check_images(episodes: Episodes) -> None:
+def check_images(episodes: EpisodeTable) -> None:
     """Images are PNG files with one grid of three positive sizes each."""
     images, grids, sizes = episodes.images, episodes.grids, episodes.grid_sizes
     signed = _starts_as_png(images.values.field("bytes"))
@@ -396,7 +396,7 @@ def _any_in_row(bad: np.ndarray, items: Ragged) -> np.ndarray:
     return np.bincount(items.rows[bad], minlength=len(items.lengths)) > 0
 
 
-def check_image_pads(episodes: Episodes) -> None:
+def check_image_pads(episodes: EpisodeTable) -> None:
     """The number of image pads equals the sum of t·h·w / merge_size² over the grids."""
     ids, grids = episodes.token_ids, episodes.grids
     found = np.diff(np.searchsorted(np.flatnonzero(ids.values == episodes.image_pad_id), ids.offsets))
@@ -411,7 +411,7 @@ def check_image_pads(episodes: Episodes) -> None:
     )
 
 
-def check_turns(episodes: Episodes) -> None:
+def check_turns(episodes: EpisodeTable) -> None:
     """Turns are in order, do not overlap and lie within the tokens; roles, numbers and image indices are sound."""
     turns = episodes.turns
     _check_order(episodes, "turns", turns, "token_start", "token_end")
@@ -428,7 +428,7 @@ def check_turns(episodes: Episodes) -> None:
     episodes.fail_item(bad, "turns", turns, "image_indices point into images")
 
 
-def _check_order(episodes: Episodes, column: str, spans: Ragged, start: str, end: str) -> None:
+def _check_order(episodes: EpisodeTable, column: str, spans: Ragged, start: str, end: str) -> None:
     starts, ends = bounds(spans, start, end)
     limit = episodes.token_ids.lengths[spans.rows]
     inside = (starts >= 0) & (starts <= ends) & (ends <= limit)
@@ -443,7 +443,7 @@ def bounds(spans: Ragged, start: str, end: str) -> tuple[np.ndarray, np.ndarray]
     return first, last
 
 
-def check_generated_runs(episodes: Episodes) -> None:
+def check_generated_runs(episodes: EpisodeTable) -> None:
     """Each run of mask-1 tokens lies in one assistant turn."""
     turns, offsets = episodes.turns, episodes.token_ids.offsets
     starts, ends = bounds(turns, "token_start", "token_end")
@@ -466,7 +466,7 @@ def check_generated_runs(episodes: Episodes) -> None:
     episodes.fail_item(crossing, "turns", turns, "each run of generated tokens lies in one assistant turn")
 
 
-def check_weight_spans(episodes: Episodes) -> None:
+def check_weight_spans(episodes: EpisodeTable) -> None:
     """Weight spans are in order, do not overlap, and every generated token has its weights."""
     spans, offsets = Ragged.of(episodes.column("weight_spans")), episodes.token_ids.offsets
     _check_order(episodes, "weight_spans", spans, "start", "end")
@@ -483,7 +483,7 @@ def check_weight_spans(episodes: Episodes) -> None:
     )
 
 
-_CHECKS: tuple[Callable[[Episodes], None], ...] = (
+_CHECKS: tuple[Callable[[EpisodeTable], None], ...] = (
     check_identity,
     check_outcome,
     check_named_values,

@@ -69,7 +69,7 @@ _DEFAULTS: Mapping[str, Any] = {
             "`tolerance_reward` and `format_reward` lie beside the default.",
         )
     },
-    "grpo": {"credit": "episode"},
+    "grpo": {"advantage": "dr_grpo"},
     "evaluation": {"shuffled_images": True},
 }
 

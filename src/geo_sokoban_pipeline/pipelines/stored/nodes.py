@@ -56,6 +56,7 @@ def collect_trajectories(
     With a checkpoint of the training run, its data cursor is used too: the iteration after it is rolled out as in the
     loop. An iteration whose ranks are lost begins again; those before it are stored.
     """
+    from geo_sokoban_pipeline.grpo.scoring import scored_context
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
@@ -102,7 +103,8 @@ def collect_trajectories(
                 trajectories, metrics = collector.collect(iteration, sampler)
                 restarts = {"perf/restarts": lost} if lost and iteration == began else {}
                 row = {"iteration": iteration, "policy_version": first, **metrics, **restarts}
-                chunk = name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
+                context = scored_context(policy.table_context, settings.grpo)
+                chunk = name_parts(iteration, trajectories, context), {partition(iteration): row}
                 yield chunk
                 release(chunk)
                 following, cursor = iteration + 1, sampler.state()
@@ -121,7 +123,7 @@ def update_on_stored(
     The result is checkpoint k of that run, bit for bit, where its settings are the same. Where ranks are lost, all of
     it begins again.
     """
-    from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
+    from geo_sokoban_pipeline.training.backend import build_backend, open_reference
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
     from geo_sokoban_pipeline.training.runtime import prepare_process
@@ -143,8 +145,7 @@ def update_on_stored(
             backend = build_backend(policy, settings.optimizer, temperature, workers, settings.megatron_layout)
             if iteration > 0:
                 backend.load_state(start.path)
-            needs_reference = settings.grpo.kl_coefficient > 0
-            reference = build_scorer(reference_policy(), settings, workers) if needs_reference else None
+            reference = open_reference(reference_policy, policy, settings, workers)
             emit(Event.UPDATE, iteration)
             metrics = update_policy(
                 trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
@@ -212,6 +213,7 @@ def regrade_stored(
     iteration.
     """
     from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key, regrade_episodes
+    from geo_sokoban_pipeline.grpo.scoring import scored_context
     from geo_sokoban_pipeline.policies.policy import load_encoding
     from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.schema import read_context
@@ -228,7 +230,7 @@ def regrade_stored(
         tables = [read_trajectories(file) for file in own]
         episodes = [episode for table in tables for episode in table_to_trajectories(table)]
         regraded, metrics = regrade_episodes(episodes, replayer, known, settings.grpo)
-        iteration, context = regraded[0].iteration, read_context(tables[0].schema)
+        iteration, context = regraded[0].iteration, scored_context(read_context(tables[0].schema), settings.grpo)
         logger.info("%s: %d of %d rewards changed", folder.name, metrics["regrade/changed_rewards"], len(regraded))
         row = {"iteration": iteration, "policy_version": iteration, **metrics}
         chunk = name_parts(iteration, regraded, context), {partition(iteration): row}

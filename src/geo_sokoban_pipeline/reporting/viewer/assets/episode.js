@@ -44,10 +44,12 @@ function noScores(e) {
 
 const advantageOf = (e, turn) => turn.advantage ?? cell("advantage", e.row);
 
-// Bounds of the ratio in the run's loss, `dual` infinite where it is off; null where the run's settings are not known.
+// Bounds of the ratio in PPO's loss, `dual` infinite where it is off; null with another loss, or where the run's settings are not known.
 function clipBounds(e) {
-  const [low, high, dual] = ["clip_low", "clip_high", "dual_clip"].map((name) => Object.entries(e.settings).find(([key]) => key.endsWith(`grpo.${name}`))?.[1]);
-  return low === undefined || high === undefined || dual === undefined ? null : { low: 1 - low, high: 1 + high, dual: dual ?? Infinity };
+  const setting = (name) => Object.entries(e.settings).find(([key]) => key.endsWith(`grpo.${name}`))?.[1];
+  const [low, high, dual] = ["clip_low", "clip_high", "dual_clip"].map((name) => setting(`loss_args.${name}`));
+  const isUnknown = setting("loss") !== "ppo" || low === undefined || high === undefined || dual === undefined;
+  return isUnknown ? null : { low: 1 - low, high: 1 + high, dual: dual ?? Infinity };
 }
 
 // +1 where a ratio above the range is cut, -1 below it, 0 where the loss has its gradient.
