@@ -102,7 +102,9 @@ def sglang_server(tiny_policy: Policy) -> Iterator[str]:
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> RayCluster:
     """A Ray cluster of two nodes for a rank each, and one for the drivers of submitted jobs.
 
-    `hidden` is a folder for data roots: the processes of the nodes for ranks see it empty where this system allows it.
+    Ray takes one of the two for a node with four GPUs. A file that has lost a node leaves it to the next one to add
+    another. `hidden` is a folder for data roots: the processes of the nodes for ranks see it empty where this system
+    allows it.
     """
     from mounts import may_hide
     from ray_cluster import RayCluster
@@ -110,10 +112,8 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> RayCluster:
     if not RAY_CLUSTERS:
         place = tmp_path_factory.mktemp("ray")
         (place / "hidden").mkdir()
-        cluster = RayCluster(place / "nodes", place / "hidden", is_hiding=may_hide())
-        cluster.add_node()
-        cluster.add_node()
-        RAY_CLUSTERS.append(cluster)
+        RAY_CLUSTERS.append(RayCluster(place / "nodes", place / "hidden", is_hiding=may_hide()))
+    RAY_CLUSTERS[0].fill()
     return RAY_CLUSTERS[0]
 
 

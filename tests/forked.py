@@ -3,8 +3,8 @@
 `ForkedCommand` behaves like the `subprocess.Popen` of the same words. Arguments, environment, folder, output, signals
 and exit code are the command's own; only modules of other packages are there before it begins. What a library reads
 from the environment while it is imported is therefore not heard, and memory is shared with other forks: tests of
-either take a process of their own. A fork starts its ranks and workers as any command does. Each fork imports this
-module, so it imports nothing of the project.
+either take a process of their own. A fork starts its ranks and workers as any command does, as forks of the same
+process. Each fork imports this module, so it imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
@@ -44,18 +44,22 @@ HEAVY = [
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
 ]
 
+_SERVER = forkserver._forkserver  # type: ignore[attr-defined]
+if _SERVER._forkserver_alive_fd is not None and _SERVER._forkserver_pid is None:
+    # This process is a fork. Its own processes are forks of the same server, in place of another one, whose imports
+    # take ten seconds: Python looks for a server that this process has started itself.
+    _SERVER.ensure_running = resource_tracker.ensure_running
+
 
 class ForkedCommand:
-    """`python -m <words>`, whose standard output and error are one text."""
+    """`python -m <words>`, or `python <words>` of a script; its standard output and error are one text."""
 
     def __init__(self, words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         descriptor, output = tempfile.mkstemp(prefix="command-", suffix=".txt")
         os.close(descriptor)
         self._output = Path(output)
         given = (list(words), str(cwd), dict(env), output)
-        self._process: ForkServerProcess = fork_server().Process(
-            target=_run_module, args=given, name=" ".join(words[:2])
-        )
+        self._process: ForkServerProcess = fork_server().Process(target=_run, args=given, name=" ".join(words[:2]))
         self._process.start()
         self.returncode: int | None = None  # minus the signal that ended it
 
@@ -87,7 +91,7 @@ def fork_server() -> ForkServerContext:
     return context
 
 
-def _run_module(words: list[str], cwd: str, env: dict[str, str], output: str) -> None:
+def _run(words: list[str], cwd: str, env: dict[str, str], output: str) -> None:
     """The fork's whole life; handlers of `atexit` run, as at the end of an interpreter."""
     gc.freeze()  # what is not visited is not copied
     descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
@@ -99,6 +103,10 @@ def _run_module(words: list[str], cwd: str, env: dict[str, str], output: str) ->
     sys.argv = list(words)
     sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
     try:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        if words[0].endswith(".py"):
+            sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+            runpy.run_path(words[0], run_name="__main__")
+        else:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()

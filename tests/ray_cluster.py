@@ -65,6 +65,7 @@ class RayCluster:
     dashboard: int = 0
     token: str = TOKEN
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _with_gpus: subprocess.Popen[bytes] | None = None
     _started: int = 0
     _forks: dict[int, ForkServerProcess] = field(default_factory=dict)  # by the node's process id
 
@@ -95,14 +96,18 @@ class RayCluster:
         chosen = {"runtime_env": {"py_executable": _FORKED}}
         return {**self.access, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(chosen)}
 
-    def add_node(self, cpus: int = 1, gpus: int = 0) -> subprocess.Popen[bytes]:
-        """Start a further node; Ray counts the GPUs that it is said to have."""
-        return self._start(
-            f"--address={self.address}",
-            f"--num-cpus={cpus}",
-            f"--num-gpus={gpus}",
-            is_for_ranks=True,
-        )
+    def fill(self) -> None:
+        """Start nodes until there are two for ranks, one of them with four GPUs, which Ray only counts."""
+        while len(self.nodes) < 3:
+            if self._with_gpus in self.nodes:
+                self.add_node()
+            else:
+                self._with_gpus = self.add_node(gpus=4)
+
+    def add_node(self, gpus: int = 0) -> subprocess.Popen[bytes]:
+        """Start a further node for a rank."""
+        words = (f"--address={self.address}", "--num-cpus=1", f"--num-gpus={gpus}")
+        return self._start(*words, is_for_ranks=True)
 
     def remove_node(self, node: subprocess.Popen[bytes]) -> None:
         """End a node as a power cut would: all its processes at once."""

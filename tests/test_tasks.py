@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from forked import ForkedCommand
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.runs.storage import read_json
@@ -57,19 +56,12 @@ def project(tmp_path: Path) -> Path:
     return link_project(tmp_path, conf=False)
 
 
-def typed(folder: Path, *words: str) -> tuple[int, str]:
-    """Exit code and all output of Python with these words in a folder."""
-    done = subprocess.run(
-        [sys.executable, *words],
-        check=False,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "KEDRO_DISABLE_TELEMETRY": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    return done.returncode, done.stdout
+def typed(folder: Path, *words: str) -> tuple[int | None, str]:
+    """Exit code and all output of a `ForkedCommand` in a folder."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "KEDRO_DISABLE_TELEMETRY": "1"}
+    command = ForkedCommand(words, folder, environment)
+    output, _ = command.communicate(timeout=300)
+    return command.returncode, output
 
 
 WRONG = {
@@ -102,7 +94,8 @@ for text in sys.argv[2:]:  # the registry is read once a process
 def test_the_registry_names_what_it_cannot_use(project):
     (project / "task.py").write_text("import nowhere\n", encoding="utf-8")
     file, right = project / "conf" / "base" / "tasks.yml", "dots: docs/examples/dots/task.py"
-    _, output = typed(project, "-c", CHECK, str(file), right, *WRONG)
+    (project / "check.py").write_text(CHECK, encoding="utf-8")
+    _, output = typed(project, "check.py", str(file), right, *WRONG)
     first, *lines = output.splitlines()
     assert first == str([*TASKS, "dots"])
     for line, (text, messages) in zip(lines, WRONG.items(), strict=True):
@@ -113,13 +106,16 @@ def test_the_file_belongs_to_the_configuration_of_the_command(project, tmp_path_
     """It is found where Kedro finds the project, and in the folder of --conf-source; a wrong entry is one line."""
     (project / "conf" / "base" / "tasks.yml").write_text("dots: docs/examples/dots/task.py\n", encoding="utf-8")
     (project / "notebooks").mkdir()
-    code, output = typed(project / "notebooks", "-m", "kedro", "registry", "list")
+    code, output = typed(project / "notebooks", "kedro", "registry", "list")
     assert code == 0 and "train_dots" in output
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "settings"
     shutil.copytree(project / "conf", elsewhere)
     (elsewhere / "base" / "tasks.yml").write_text("dots: nowhere.TASK\n", encoding="utf-8")
-    for words in (["kedro", "run", f"--conf-source={elsewhere}"], ["geo_sokoban_pipeline", "--conf-source", elsewhere]):
-        code, output = typed(project, "-m", *words, "--pipelines=data_dots")
+    for words in (
+        ["kedro", "run", f"--conf-source={elsewhere}"],
+        ["geo_sokoban_pipeline", "--conf-source", str(elsewhere)],
+    ):
+        code, output = typed(project, *words, "--pipelines=data_dots")
         assert code == 1 and "Traceback" not in output
         assert output.splitlines()[-1].startswith(f"Error: {elsewhere}/base/tasks.yml: dots: 'nowhere.TASK'")
 

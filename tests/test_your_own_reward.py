@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from geo_sokoban_pipeline.grpo.scoring import group_advantages
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
-from runs import ROOT
+from runs import ROOT, finish, kedro_command, link_project
 
 PAGE = (ROOT / "docs" / "your_own_reward.md").read_text(encoding="utf-8")
 BLOCKS = {
@@ -62,23 +59,12 @@ def start_example(folder: Path, name: str, data: dict[str, Any] | None = None, *
             params = read["run"]["params"][read["run"]["pipelines"]]
             params[group] = {**params.get(group, {}), **values}
         settings = yaml.safe_dump(read)
-    (folder / "src").mkdir()
-    for path in ("conf", "pyproject.toml", "src/geo_sokoban_pipeline"):
-        (folder / path).symlink_to(ROOT / path)
+    link_project(folder)
     (folder / f"{name}.py").write_text(code, encoding="utf-8")
     (folder / f"{name}.yml").write_text(settings, encoding="utf-8")
     root = folder / "data"
-    variables = {"GEO_SOKOBAN_DATA_ROOT": str(root), "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, "-m", "kedro", "run", f"--config={name}.yml"],
-        check=False,
-        cwd=folder,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
+    command = kedro_command(f"--config={name}.yml", data_root=root, conf_env=None, folder=folder)
+    finish(command, timeout=600)
     return root / "07_model_output" / yaml.safe_load(settings)["run"]["pipelines"] / name
 
 

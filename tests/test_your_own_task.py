@@ -6,14 +6,13 @@ import json
 import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from forked import ForkedCommand
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.runs.storage import read_json
@@ -22,8 +21,8 @@ from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
+from runs import ROOT, finish, kedro_command, link_project
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your_own_task.md").read_text(encoding="utf-8")
 
 
@@ -60,29 +59,17 @@ def test_each_turn_of_the_second_example_has_its_image(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_its_code_ends_with_a_gain(tmp_path):
     """In a folder that looks like the project's, a third of the iterations, which learn already."""
-    (tmp_path / "src").mkdir()  # Kedro wants it inside the project, whatever it holds
-    for name in ("conf", "pyproject.toml", "src/geo_sokoban_pipeline"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    link_project(tmp_path)
     full = "loop: {iterations: 60}"
     assert code_of("yaml").count(full) == 1
     shorter = code_of("yaml").replace(full, "loop: {iterations: 20, eval_interval: 20, eval_prompts: 64}")
     (tmp_path / "cells.py").write_text(code_of("python"), encoding="utf-8")
     (tmp_path / "cells.yml").write_text(shorter, encoding="utf-8")
     data = tmp_path / "data"
-    variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    said = ""
-    for words in (("cells.py",), ("-m", "kedro", "run", "--config=cells.yml")):
-        process = subprocess.run(
-            [sys.executable, *words],
-            check=False,
-            cwd=tmp_path,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        said = process.stdout + process.stderr
-        assert process.returncode == 0, said[-4000:]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    finish(ForkedCommand(["cells.py"], tmp_path, environment))
+    command = kedro_command("--config=cells.yml", data_root=data, conf_env=None, folder=tmp_path)
+    said = finish(command, timeout=900)
     assert "warm start: SFT on an expert that takes one of each row's candidates" in said
     assert "no group to train on" not in said
 

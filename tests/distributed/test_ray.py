@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,12 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from forked import ForkedCommand
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.process import WorkerDied, WorkerError
 from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError, connected
 from geo_sokoban_pipeline.distributed.ray_process import CHUNK_BYTES, RayProcess, start_ray_processes
 from rank_jobs import build, close, join, run
 from ray_cluster import RayCluster
+from runs import finish
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ranks")]
 APART = RayOptions(strategy="STRICT_SPREAD", patience=60)
@@ -43,7 +44,7 @@ def start(options: RayOptions = APART) -> list[RayProcess]:
     return ranks
 
 
-def test_two_nodes_sum_as_one_process_does_and_folders_travel(
+def test_two_nodes_sum_as_one_process_does_folders_travel_and_a_failure_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ranks = start()
@@ -92,27 +93,29 @@ def test_two_nodes_sum_as_one_process_does_and_folders_travel(
             time.sleep(0.1)
             shown += "".join(capfd.readouterr())
         assert re.search(r"\(process 1 of 2 pid=\d+[^)]*\)\S* INFO sleep: 2.1 s", shown), shown
-    finally:
-        close(ranks)
 
-
-@pytest.mark.parametrize(
-    ("how", "kind", "message"),
-    [
-        ("raise", WorkerError, r"(?s)process 2 of 2 \(pid \d+ on [\d.]+\) failed:.*Traceback.*ValueError: out of luck"),
-        ("kill", WorkerDied, r"process 2 of 2 \(pid \d+ on [\d.]+\) has ended: .*died.* Its log is in .*/logs"),
-    ],
-)
-def test_a_rank_that_fails_while_the_other_waits_is_named(how: str, kind: type[WorkerError], message: str) -> None:
-    ranks = start()
-    try:
-        began = time.monotonic()
-        with pytest.raises(kind, match=message) as caught:
-            run(ranks, "fail_then_sum", [(failing, True) for failing in ("", how)])
-        assert isinstance(caught.value, WorkerDied) == (how == "kill")
-        assert time.monotonic() - began < 20
+        said = r"(?s)process 2 of 2 \(pid \d+ on [\d.]+\) failed:.*Traceback.*ValueError: out of luck"
+        assert not isinstance(failure_of(ranks, "raise", said), WorkerDied)
     finally:
         close(ranks, patient=False)
+
+
+def test_a_rank_that_is_killed_while_the_other_waits_is_named() -> None:
+    ranks = start()
+    try:
+        said = r"process 2 of 2 \(pid \d+ on [\d.]+\) has ended: .*died.* Its log is in .*/logs"
+        assert isinstance(failure_of(ranks, "kill", said), WorkerDied)
+    finally:
+        close(ranks, patient=False)
+
+
+def failure_of(ranks: list[RayProcess], how: str, said: str) -> WorkerError:
+    """The error, soon, of a sum before which the second rank fails."""
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match=said) as caught:
+        run(ranks, "fail_then_sum", [(failing, True) for failing in ("", how)])
+    assert time.monotonic() - began < 20
+    return caught.value
 
 
 def test_ranks_that_find_no_place_are_an_error_with_what_there_is() -> None:
@@ -126,7 +129,7 @@ def test_a_process_that_fails_before_it_is_placed_is_not_tried_again() -> None:
         start_ray_processes(["broken"], "broken with", APART, files={".": b"no file"})
 
 
-def test_a_connection_leaves_the_environment_as_it_was(ray_cluster: RayCluster) -> None:
+def test_a_connection_leaves_the_environment_as_it_was(tmp_path: Path) -> None:
     """Also that of a cluster of this process's own, whose token another cluster must not be shown."""
     code = """
 import os
@@ -138,7 +141,8 @@ with connected(RayOptions(), 1):
 assert dict(os.environ) == before, set(os.environ) ^ set(before)
 print("as before")
 """
+    (tmp_path / "connect.py").write_text(code, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout == "as before\n", done.stderr[-2000:]
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    said = finish(ForkedCommand(["connect.py"], tmp_path, environment))
+    assert said.splitlines()[-1:] == ["as before"], said[-2000:]

@@ -27,17 +27,13 @@ PLACING = RayOptions(cpus=0.1, patience=3)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _four_gpus(ray_cluster: RayCluster) -> Iterator[None]:
-    """This process as a driver, while the cluster has a node that Ray takes for one with four GPUs."""
-    node = ray_cluster.add_node(gpus=4)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in ray_cluster.environment.items():
-                patch.setenv(name, value)
-            with connected(PLACING, 1):
-                yield
-    finally:
-        ray_cluster.remove_node(node)
+def _joined(ray_cluster: RayCluster) -> Iterator[None]:
+    """This process as a driver."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ray_cluster.environment.items():
+            patch.setenv(name, value)
+        with connected(PLACING, 1):
+            yield
 
 
 def visible(server: RayServer) -> list[str]:

@@ -2,9 +2,9 @@
 processor, on folders laid out as the published data sets, with 384 by 384 boards and real Geometry3K rows.
 
 Only batch, length of responses and number of turns are smaller than in the configuration. A policy of random weights
-answers nothing rightly and calls no tool; so two further runs show that an update learns, and what the tool says is
-read: in `rewarded` and `called` a reward of the test tells responses apart, and in `called` a call stands for the first
-response.
+answers nothing rightly and calls no tool. So in `geo3k` and `geo3k_multi_turn` a reward of the test tells responses
+apart, and in the latter a call stands for the first response: an update learns, and what the tool says is read. The
+task's own reward grades in `sokoban` and `thinking`, and before each flight.
 """
 
 from __future__ import annotations
@@ -40,22 +40,18 @@ SMALL: dict[str, dict[str, Any]] = {
     "sokoban": {"grpo.group_size": 2, "rollout.max_turns": 3, "rollout.max_tokens_per_turn": 8},
     "geo3k": {"grpo.group_size": 2, "rollout.max_response_tokens": 12},
     "thinking": {"grpo.group_size": 2, "rollout.max_response_tokens": 12},
-    "rewarded": {"grpo.group_size": 2, "rollout.max_response_tokens": 12, "reward.function": "{place}/reward.py"},
     "geo3k_multi_turn": {
-        "grpo.group_size": 2,
-        "rollout.max_response_tokens": 12,
-        "rollout.max_turns": 2,
-        "env.args.max_turns": 2,
-    },
-    "called": {
         "grpo.group_size": 2,
         "rollout.max_tokens_per_turn": 8,
         "rollout.max_response_tokens": 600,
         "rollout.max_turns": 2,
         "env.args.max_turns": 2,
-        "env.factory": "{place}/env.py",
-        "reward.function": "{place}/reward.py",
     },
+}
+# Files of the test that take the place of the task's own code.
+OWN: dict[str, dict[str, str]] = {
+    "geo3k": {"reward.function": "reward.py"},
+    "geo3k_multi_turn": {"reward.function": "reward.py", "env.factory": "env.py"},
 }
 # Each run with the policy it starts from, and its task; hub: the one that the configuration names, from the cache.
 RUNS = {
@@ -63,8 +59,6 @@ RUNS = {
     "geo3k": ("hub", "geo3k"),
     "geo3k_multi_turn": ("instruct", "geo3k_multi_turn"),
     "thinking": ("thinking", "geo3k"),
-    "rewarded": ("instruct", "geo3k"),
-    "called": ("instruct", "geo3k_multi_turn"),
 }
 REWARD = """
 import zlib
@@ -153,7 +147,7 @@ def parameters(place: Path, name: str, **changes: Any) -> dict[str, Any]:
         *parents, last = path.split(".")
         for parent in parents:
             section = section.setdefault(parent, {})
-        section[last] = value.format(place=place) if isinstance(value, str) else value
+        section[last] = value
     return merged
 
 
@@ -162,7 +156,8 @@ def trained(request: pytest.FixtureRequest, place: Path, variables: None) -> tup
     """A run of two iterations, its name and its final policy."""
     name = request.param
     project, task = FullSize(place / "data"), RUNS[name][1]
-    project.run(f"train_{task}", parameters(place, name))
+    own = {option: str(place / file) for option, file in OWN.get(name, {}).items()}
+    project.run(f"train_{task}", parameters(place, name, **own))
     return project, name, load_policy(project.folder("06_models", f"train_{task}", name) / "final_policy")
 
 
@@ -185,7 +180,7 @@ def test_two_iterations(trained, place):
     assert all((row["train/steps"], row["train/skipped"]) == (1, 0) for row in rows)
     # Matrix products are in bfloat16, in the engine and in the trainer.
     assert all(row["train/train_rollout_logprob_abs_diff"] < 0.1 for row in rows)
-    if name in ("sokoban", "rewarded", "called"):  # rewards differ, so there is something to learn
+    if name != "thinking":  # rewards differ, so there is something to learn
         assert max(row["train/grad_norm"] for row in rows) > 0
     assert policy.model.config.text_config.vocab_size == VOCABULARY
     weights = dict(policy.model.named_parameters())
@@ -221,8 +216,8 @@ def test_episodes_keep_the_contract(trained):
         return
     assert len(grids) > 1  # diagrams of many sizes
     assert all(episode.label for episode in episodes)
-    assert ("calc_score" in episodes[0].turns[0].text) == (RUNS[name][1] == "geo3k_multi_turn")
-    if name == "called":  # what the tool says is part of the second turn's prompt
+    assert ("calc_score" in episodes[0].turns[0].text) == (name == "geo3k_multi_turn")
+    if name == "geo3k_multi_turn":  # what the tool says is part of the second turn's prompt
         told = [episode.turns[2].text for episode in episodes if len(episode.turns) > 2]
         assert told and all("score" in text for text in told)
     assert not any("\b" in turn.text for episode in episodes for turn in episode.turns)
@@ -238,8 +233,10 @@ def test_pre_flight(trained, place):
     task = RUNS[name][1]
     # One timed iteration is enough: it is the same code for all tasks.
     check = {f"check_{task}": {"timed": name == "sokoban", "imitation_steps": 0}}
-    project.run(f"check_{task}", {**parameters(place, name, **{"loop.iterations": 3}), **check})
-    table = read_json(project.folder("08_reporting", f"check_{task}", name) / "table.json")
+    # The stored run where it has the task's own code, else a run that is to begin.
+    run_id = f"{name}_plain" if name in OWN else name
+    project.run(f"check_{task}", {**parameters(place, name, **{"loop.iterations": 3}), **check, "run_id": run_id})
+    table = read_json(project.folder("08_reporting", f"check_{task}", run_id) / "table.json")
     checks = {(found["group"], found["name"]): found for found in table["checks"]}
     assert table["states"]["failure"] == 0
     assert "151655" in checks["model", "tokens and template"]["found"].replace(",", "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +20,9 @@ from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
+from proxies import Proxy, changed, proxied
 from rollout.engines.sglang.material import TOLERANCE, ask, request_with
-from servers import all_gone, attached, launch_options, strays, tree
+from servers import attached, launch_options, strays
 from training.four_ranks import FourRanks
 from training.large import forget_peak, peak, write_random_policy
 from training.setup import SIZES, Setup
@@ -62,9 +61,7 @@ def check(backend: TrainBackend, policy: Policy, pairs: list[tuple[Request, Resu
         np.testing.assert_allclose(result.log_probs, expected, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("layout", "way"), [*(("two shards", way) for way in WAYS), ("tensor 2", "tensors"), ("tensor 2", "group")]
-)
+@pytest.mark.parametrize(("layout", "ways"), [("two shards", WAYS), ("tensor 2", ("tensors", "group"))])
 def test_servers_sample_with_what_sharded_ranks_have_trained(
     four_ranks: FourRanks,
     setup: Setup,
@@ -73,31 +70,51 @@ def test_servers_sample_with_what_sharded_ranks_have_trained(
     tiny_policy: Policy,
     tmp_path: Path,
     layout: str,
-    way: str,
+    ways: tuple[str, ...],
 ) -> None:
+    """Twice in each way, with a step between any two updates; and again where the server has forgotten them."""
     save_policy(tiny_policy, tmp_path)
     policy = load_empty(setup.options.policy, tmp_path)
     seen = request_with(policy, [0, 1], SAMPLING, identity=0)
     before: Any = None
-    with four_ranks.group(policy, layout) as workers:
+    with four_ranks.group(policy, layout) as workers, proxied(sglang_server) as proxy:
         backend = build_backend(policy, OptimizerOptions(), SAMPLING.temperature, workers)
-        with attached(policy, sglang_server, update=way, bucket_bytes=100_000) as engine:
-            for version in (1, 2, 3):
-                engine.update_weights(backend.weight_source(), version)
-                new = request_with(policy, [version + 1], SAMPLING, identity=version)
-                results = ask(engine, seen, new)
-                assert {result.weight_version for result in results.values()} == {version}
-                check(backend, policy, [(request, results[request.id]) for request in (seen, new)])
-                after = backend.log_probs([sample_of(policy, seen, results[seen.id])])[0]
-                if before is not None:
-                    moved = backend.log_probs([before[0]])[0] - before[1]
-                    assert np.abs(moved).max() > 10 * TOLERANCE, "the step has changed what is sampled"
-                before = sample_of(policy, seen, results[seen.id]), after
+        for number, way in enumerate(ways):
+            with attached(policy, proxy.url, update=way, bucket_bytes=100_000) as engine:
+                for version in (2 * number + 1, 2 * number + 2):
+                    engine.update_weights(backend.weight_source(), version)
+                    new = request_with(policy, [version + 1], SAMPLING, identity=version)
+                    results = ask(engine, seen, new)
+                    assert {result.weight_version for result in results.values()} == {version}
+                    check(backend, policy, [(request, results[request.id]) for request in (seen, new)])
+                    after = backend.log_probs([sample_of(policy, seen, results[seen.id])])[0]
+                    if before is not None:
+                        moved = backend.log_probs([before[0]])[0] - before[1]
+                        assert np.abs(moved).max() > 10 * TOLERANCE, "the step has changed what is sampled"
+                    before = sample_of(policy, seen, results[seen.id]), after
+                    if version % 2:
+                        backend.step(batches["boards"], OBJECTIVE, 3e-3)
+                sent = updates(proxy)
+                proxy.order("/generate", "drop")
+                proxy.order("/model_info", lambda body: body, changed(forget))
+                again = replace(seen, id=99)
+                check(backend, policy, [(again, ask(engine, again)[again.id])])
+                assert updates(proxy) == sent + 1
                 backend.step(batches["boards"], OBJECTIVE, 3e-3)
     assert policy.is_empty, "the driver never had the weights"
 
 
-def test_the_senders_memory_and_a_server_that_is_killed(
+def updates(proxy: Proxy) -> int:
+    """How often the server behind a proxy was sent weights."""
+    return sum(map(proxy.seen.count, ("/begin_weight_update", "/update_weights_from_disk")))
+
+
+def forget(body: dict[str, Any]) -> dict[str, Any]:
+    """What a server names that was restarted by somebody else."""
+    return {**body, "weight_version": "default"}
+
+
+def test_the_senders_memory(
     four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path
 ) -> None:
     """With each way the driver grows by two buckets at most."""
@@ -110,23 +127,13 @@ def test_the_senders_memory_and_a_server_that_is_killed(
     with four_ranks.group(policy, "two shards") as workers:
         backend = build_backend(policy, OptimizerOptions(), SAMPLING.temperature, workers)
         for version, way in enumerate(WAYS, start=1):
-            engine = SglangEngine(
-                policy, options.model_copy(update={"update": way})
-            )  # the next one takes over the server
+            # The next one takes over the server.
+            engine = SglangEngine(policy, options.model_copy(update={"update": way}))
             try:
                 backend.step(batches["one"], OBJECTIVE, 1e-3)
                 first = forget_peak()
                 engine.update_weights(backend.weight_source(), version)
                 assert peak() - first <= 2 * bucket, way
                 check(backend, policy, [(request, ask(engine, request)[request.id])])
-                if version == len(WAYS):
-                    (server,) = engine.servers
-                    assert server.launched is not None
-                    life, processes = server.life, tree(server.launched.pid)
-                    os.kill(server.launched.pid, signal.SIGKILL)
-                    assert all_gone(processes)
-                    again = replace(request, id=8)
-                    check(backend, policy, [(again, ask(engine, again)[again.id])])
-                    assert server.life > life
             finally:
                 engine.close()
