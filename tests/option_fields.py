@@ -41,6 +41,8 @@ def with_value(options: Model, changes: Mapping[str, Any]) -> Model:
         for section in sections:
             place = place.setdefault(section, {})
         place[name] = value
+        if f"{name}_args" in place:  # those of another estimator
+            place[f"{name}_args"] = {}
     return type(options).model_validate(values)
 
 

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from geo_sokoban_pipeline.config.estimators import ESTIMATORS, Kind
+from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.envs.geo3k import data as geometry
 from geo_sokoban_pipeline.envs.sokoban import data as sokoban
 from geo_sokoban_pipeline.runs.fingerprint import (
     Fingerprint,
     FingerprintError,
+    as_current,
     check_fingerprint,
     differences,
     hash_files,
@@ -26,6 +29,7 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     layout_differences,
     loop_parameters,
     policy_parameters,
+    unflatten,
     warm_start_parameters,
 )
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
@@ -129,6 +133,7 @@ WARM_START = (
 )
 # Without a choice: one value is allowed.
 FIXED = {"rollout.sampling.greedy"}
+TRUNCATED = {"grpo.importance": "truncated", "grpo.old_log_probs": "recompute"}
 # What has to be changed with a field, or before it, for its other values to be allowed.
 BESIDE: dict[str, dict[str, Any]] = {
     "loop.max_staleness": {"rollout.engine": "sglang", "loop.save_interval": 1},
@@ -139,9 +144,14 @@ BESIDE: dict[str, dict[str, Any]] = {
     "rollout.server.ports": {"rollout.server.ports": [7]},
     "rollout.workers": {"threads": 1},
     "rollout.partial": {"rollout.max_turns": 1, "rollout.over_sampling": 2.0, "grpo.mixed_versions": "mask"},
-    "grpo.importance_cap": {"grpo.old_log_probs": "recompute"},
+    "grpo.advantage": {"grpo.advantage": "grpo"},
+    "grpo.advantage_args": {"grpo.advantage": "gigpo", "grpo.advantage_args": {"gamma": 0.5}},
+    "grpo.loss": {"grpo.loss": "gspo"},
+    "grpo.loss_args": {"grpo.loss_args": {"clip_low": 0.5}},
+    "grpo.importance": {"grpo.importance": "masked", "grpo.old_log_probs": "recompute"},
+    "grpo.importance_args": {**TRUNCATED, "grpo.importance_args": {"cap": 1.5}},
+    "grpo.overlong": {"grpo.overlong": {"length": 9, "buffer": 3}},
     "grpo.max_log_prob_difference": {"grpo.old_log_probs": "recompute"},
-    "grpo.baseline": {"grpo.credit": "turn"},
     "processes": {"threads": 1},
     "sharding": {"threads": 1, "processes": 4},
     "backend": {"threads": 1},
@@ -229,6 +239,104 @@ def test_values_of_server_variables_are_compared_and_never_stored() -> None:
     assert differences(stored, parameters("swordfish")) == []  # so a run continues
     (line,) = differences(stored, parameters("marlin"))
     assert line.startswith(f"{name}: stored hash:") and "marlin" not in line
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, known in ESTIMATORS.items() for name in known])
+def test_each_option_of_an_estimator_is_compared(kind: Kind, name: str) -> None:
+    model = ESTIMATORS[kind][name].arguments
+    arguments = model.model_validate({"teacher": "me/teacher"} if name == "distillation" else {})
+    chosen = {"grpo.old_log_probs": "recompute", f"grpo.{kind}": name, f"grpo.{kind}_args": arguments.model_dump()}
+    before = with_value(TrainOptions(), chosen)
+    for option in model.model_fields:
+        changed = with_another_value(arguments, option).model_dump()
+        after = with_value(before, {f"grpo.{kind}_args": changed})
+        assert changed_stages(stages(before), stages(after)) == {"loop"}, option
+
+
+# Options of GRPO before its estimators had names, as a run has stored them.
+BEFORE_ESTIMATORS = {
+    "groups": 32,
+    "group_size": 8,
+    "credit": "turn",
+    "gamma": 0.95,
+    "normalize": "rms",
+    "advantage_clip": 4.0,
+    "baseline": "turn",
+    "filter": "mixed_success",
+    "min_groups": 4,
+    "max_refill": 1.0,
+    "groups_per_step": 5,
+    "passes": 1,
+    "clip_low": 0.2,
+    "clip_high": 0.28,
+    "dual_clip": None,
+    "kl_kind": "low_var_kl",
+    "kl_coefficient": 0.0,
+    "entropy_coefficient": 0.005,
+    "reduction": "token_mean",
+    "constant_denominator": None,
+    "old_log_probs": "rollout",
+    "importance_cap": None,
+    "mixed_versions": "drop",
+    "max_log_prob_difference": None,
+}
+Changes = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("importance", "named_importance"),
+    [
+        ({}, {}),
+        (
+            {"importance_cap": 1.5, "old_log_probs": "recompute"},
+            {"old_log_probs": "recompute", "importance": "truncated", "importance_args.cap": 1.5},
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("bounds", "named_bounds"),
+    [
+        ({}, {}),
+        (
+            {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0},
+            {"loss_args": {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0}},
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("credit", "named_credit"),
+    [
+        ({}, {}),
+        ({"normalize": "none", "gamma": 0.5}, {"normalize": "none", "advantage_args.gamma": 0.5}),
+        ({"normalize": "std"}, {"normalize": "none", "advantage_args.scale": "std"}),
+        ({"baseline": "board"}, {"advantage_args.baseline": "state"}),
+        (
+            {"baseline": "board", "normalize": "std"},
+            {"normalize": "none", "advantage_args.scale": "std", "advantage_args.baseline": "state"},
+        ),
+        ({"credit": "episode"}, {"advantage": "dr_grpo"}),
+        ({"credit": "episode", "normalize": "none"}, {"advantage": "dr_grpo", "normalize": "none"}),
+        ({"credit": "episode", "normalize": "std"}, {"advantage": "grpo", "normalize": "none"}),
+    ],
+)
+def test_a_run_from_before_estimators_had_names_goes_on_with_the_same_computation(
+    credit: Changes, named_credit: Changes, bounds: Changes, named_bounds: Changes,
+    importance: Changes, named_importance: Changes,
+) -> None:  # fmt: skip
+    named = {f"grpo.{name}": value for name, value in (named_credit | named_bounds | named_importance).items()}
+    options = with_value(TrainOptions(), named)
+    current = loop_parameters(options, 0, {})
+    old = {f"grpo.{name}": value for name, value in (BEFORE_ESTIMATORS | credit | bounds | importance).items()}
+    stored = {name: value for name, value in current.items() if not name.startswith("grpo.")} | old
+    assert differences(stored, current) == []
+    assert GrpoOptions.model_validate(unflatten(stored)["grpo"]) == options.grpo  # as an audit reads them
+    assert as_current({f"run.{name}": value for name, value in stored.items()}, "run.") == {
+        f"run.{name}": value for name, value in current.items()
+    }
+    # With another value it is another run.
+    other = loop_parameters(with_value(options, {"grpo.loss_args.clip_low": 0.7}), 0, {})
+    (line,) = differences(stored, other)
+    assert line == f"grpo.loss_args.clip_low: stored {old['grpo.clip_low']}, now 0.7"
 
 
 OVER = {"rollout.over_sampling": 2.0, "processes": 1, "threads": 1}
@@ -391,7 +499,7 @@ def test_the_policy_and_the_validation_prompts_count() -> None:
         inputs(ROWS[::-1]),
         inputs(ROWS, digest="other"),
         inputs(ROWS, seed=1),
-        inputs(ROWS, **{"grpo.gamma": 0.5}),
+        inputs(ROWS, **{"grpo.advantage_args.gamma": 0.5}),
         RunInputs("train_sokoban", 0, TrainOptions(), {"boxes": 2}, inputs(ROWS).policy, ROWS, []),
     ],
     ids=["prompts", "policy", "seed", "options", "data"],

@@ -12,12 +12,19 @@ from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 from scripts.parameter_docs.page import Leaf, all_sections, unit_of, write_pages
 
 from geo_sokoban_pipeline.config.base import parameter_names
+from geo_sokoban_pipeline.config.estimators import ESTIMATORS
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.runs.fingerprint import unflatten
 from geo_sokoban_pipeline.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 NAMES = "scripts/parameter_docs/names.py"
+OPTIONS = {
+    f"{kind}_args.{option}"
+    for kind, known in ESTIMATORS.items()
+    for one in known.values()
+    for option in one.arguments.model_fields
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +71,15 @@ def test_every_parameter_is_on_the_page(leaves):
     assert missing == []
 
 
+def test_every_option_of_an_estimator_is_on_the_page(leaves, pages):
+    shown = {leaf.name.removeprefix("train_*.grpo.") for leaf in leaves if "_args (" in leaf.name}
+    assert {re.sub(r" \(\w+\)", "", name) for name in shown} == OPTIONS
+    for kind, known in ESTIMATORS.items():
+        for name, one in known.items():
+            assert {f"{kind}_args ({name}).{option}" for option in one.arguments.model_fields} <= shown
+            assert f"| `grpo.{kind}` | `{name}` | " in pages["parameters/steps_and_ranks.md"]
+
+
 def test_every_parameter_has_a_meaning_and_every_number_a_unit(leaves):
     assert [leaf.name for leaf in leaves if len(leaf.meaning) < 5] == [], f"describe the field, or add to {NAMES}"
     silent = [leaf.name for leaf in leaves if leaf.nullable and not re.search(r"\b(None|null)\b", leaf.meaning)]
@@ -94,7 +110,7 @@ def test_rows_are_true_to_models_and_configuration(pages):
 def test_the_words_of_trl_and_verl_lead_to_options_that_exist():
     """The options of each row are valid together, and a bare name is a parameter."""
     rows = (ROOT / "docs" / "from_trl_and_verl.md").read_text(encoding="utf-8").split("\n## ")[1].splitlines()
-    known, shown = set(parameter_names(ProjectParameters)), 0
+    known, shown = {*parameter_names(ProjectParameters), *(f"train_sokoban.grpo.{name}" for name in OPTIONS)}, 0
     for row in (row for row in rows if row.startswith("|")):
         train, project = {"threads": 1}, {}  # as conf/base has it
         for name, value in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(?:=([^`]+))?`", row.split("|")[2]):

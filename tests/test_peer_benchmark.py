@@ -124,6 +124,13 @@ def test_unequal_work_raises(step):
 
 
 @pytest.mark.skipif(not (ROOT / ".venv-trl").exists(), reason="`make bench-peer` has not made .venv-trl")
+def test_losses_are_those_of_trl():
+    subprocess.run(
+        [str(ROOT / ".venv-trl/bin/python"), "-m", "benchmarks.peer.losses"], cwd=ROOT, check=True, timeout=600
+    )
+
+
+@pytest.mark.skipif(not (ROOT / ".venv-trl").exists(), reason="`make bench-peer` has not made .venv-trl")
 def test_both_sides_do_a_step(tmp_path):
     # So many episodes that a group has unequal rewards: without one no weight would move.
     words = ("--turns", "3", "--rounds", "1", "--groups", "4", "--group-size", "4", "--out", str(tmp_path / "all.json"))

@@ -81,7 +81,7 @@ MODULES = {
     "pyyaml": "yaml",
 }
 # Modules of environments of their own, whose packages are in `requirements`.
-ELSEWHERE = {"trl"}
+ELSEWHERE = {"trl", "accelerate"}
 # Tools that nothing imports, each with a file and what in it needs the tool.
 TOOLS = {
     "ibis-framework": ("conf/base/catalog/07_model_output.yml", "ibis.FileDataset"),

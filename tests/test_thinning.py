@@ -120,7 +120,7 @@ def test_the_audit_checks_the_scores_of_whole_groups_alone(
     tmp_path: Path, tiny_policy: Policy, episodes: int, tokens: bool, rule: Any
 ) -> None:
     """Scores need all episodes of a group; of the tokens they need no more than retention keeps."""
-    grpo = GrpoOptions(credit="episode", filter="none", group_size=4, mixed_versions=rule)
+    grpo = GrpoOptions(advantage="dr_grpo", filter="none", group_size=4, mixed_versions=rule)
 
     def audit(is_wrong: bool) -> dict[str, AuditCheck]:
         made = make_trajectories(8, turns=1, iteration=3)

@@ -47,7 +47,7 @@ IN_PART = {
                 "warm_start.teacher.name": "plausible",
                 "warm_start.teacher.factory": f"{GEOMETRY}.expert.build_teacher",
                 "policy.tiny.texts": "geo3k",
-                "grpo.credit": "episode",
+                "grpo.advantage": "dr_grpo",
                 "rollout.max_turns": 1,
             },
         ),

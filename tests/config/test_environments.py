@@ -72,8 +72,9 @@ def test_launch_values(load: Load, task: str) -> None:
         "optimizer.matrices": "adamw", "optimizer.learning_rate": 1e-6, "optimizer.betas": (0.9, 0.98),
         "optimizer.weight_decay": 0.1, "optimizer.eps": 1e-8, "optimizer.clip": 1.0,
         "optimizer.warmup_iterations": 0, "optimizer.decay_fraction": 0.0,  # constant
-        "grpo.credit": "episode", "grpo.normalize": "std", "grpo.filter": "none", "grpo.reduction": "sample_mean",
-        "grpo.clip_low": 0.2, "grpo.clip_high": 0.28, "grpo.kl_coefficient": 0.0, "grpo.entropy_coefficient": 0.0,
+        "grpo.advantage": "grpo", "grpo.normalize": "none", "grpo.filter": "none", "grpo.reduction": "sample_mean",
+        "grpo.loss_args.clip_low": 0.2, "grpo.loss_args.clip_high": 0.28,
+        "grpo.kl_coefficient": 0.0, "grpo.entropy_coefficient": 0.0,
         "grpo.groups_per_step": None, "grpo.passes": 1, "grpo.old_log_probs": "recompute",
         "policy.source": "hub", "policy.dtype": "float32", "policy.compute": "bfloat16", "policy.device": "auto",
         "warm_start.steps": 0, "prompts.order": "shuffle", "backend": "fsdp",
@@ -326,6 +327,7 @@ def test_geometry_of_slime_exact(load: Load) -> None:
         reward, grpo = validate_parameters(run.reward.args, AnswerRewardOptions), run.grpo
         assert (reward.grader, reward.grade_scope) == ("slime_exact", "response")
         assert run.reward.function.endswith(".math_reward")
-        assert (grpo.groups, grpo.group_size, grpo.credit, grpo.normalize) == (64, 8, "episode", "std")
-        assert (grpo.filter, grpo.clip_low, grpo.clip_high) == ("none", 0.2, 0.28)
+        assert (grpo.groups, grpo.group_size, grpo.advantage, grpo.normalize) == (64, 8, "grpo", "none")
+        assert (grpo.filter, grpo.loss) == ("none", "ppo")
+        assert (grpo.loss_args["clip_low"], grpo.loss_args["clip_high"]) == (0.2, 0.28)
         assert (grpo.entropy_coefficient, grpo.reduction) == (0.0, "sample_mean")

@@ -13,12 +13,16 @@ from option_fields import value_at
 
 SET = {"name": "longer", "title": "Longer"}
 NO_RUN = "the name of the pipeline that made the run, train_<task>"
+TEACHER = {"advantage": "distillation", "advantage_args": {"teacher": "me/teacher"}}
 NO_PASSWORD = "tracking: uri=…MLFLOW_TRACKING_PASSWORD; for a database …~/.pgpass"
 
 # Typed parameters and the message; "…" stands for more words.
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # A ratio below 0 does not exist.
-    ({"train_sokoban.grpo.clip_low": 1.5}, "train_sokoban.grpo.clip_low=1.5: input should be less than or equal to 1."),
+    (
+        {"train_sokoban.grpo.loss_args.clip_low": 1.5},
+        "train_sokoban.grpo.loss_args.clip_low=1.5: input should be less than or equal to 1.",
+    ),
     ({"train_sokoban.optimizer.betas": [0.9, 1]}, "train_sokoban.optimizer.betas.1=1: input should be less than 1."),
     ({"train_sokoban.warm_start.betas": [-0.1, 0.9]}, "warm_start.betas.0=-0.1: input should be greater than or equal"),
     (
@@ -172,6 +176,52 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "warm_start.teacher.name=\"direct\": input should be 'plausible', 'solver' or 'constant'",
     ),
     ({"train_geo3k_multi_turn.rollout.max_turns": 5}, "env.args.max_turns=3: differs from rollout.max_turns=5"),
+    # Estimators: their names, the options beside these, and the new places of former options.
+    *(
+        ({f"train_sokoban.grpo.{name}": value for name, value in given.items()}, f"train_sokoban.grpo.{message}")
+        for given, message in (
+            ({"advantage": "grop"}, 'advantage="grop": known are grpo, dr_grpo, …; or give a dotted path, file.py, or'),
+            ({"loss": "grpo"}, 'loss="grpo": known are ppo, gspo, '),
+            ({"importance": None}, "importance=null: input should be a valid string"),
+            ({"loss_args": 5}, "loss_args=5: input should be a valid dictionary"),
+            (
+                {"loss_args.clip_hihg": 1},
+                "loss_args.clip_hihg=1: unknown name. Did you mean …grpo.loss_args.clip_high?",
+            ),
+            ({"loss_args.cap": 2}, "loss_args.cap=2: unknown name. Known here: clip_high, clip_low, dual_clip."),
+            (
+                {"loss": "gspo", "loss_args.per": "state"},
+                "loss_args.per=\"state\": input should be 'episode' or 'turn'",
+            ),
+            (
+                {"advantage": "gigpo", "advantage_args.gama": 1},
+                "…Did you mean train_sokoban.grpo.advantage_args.gamma?",
+            ),
+            (
+                {"advantage": "grpo", "advantage_args.gamma": 1},
+                "advantage_args.gamma=1: unknown name. Known here: none.",
+            ),
+            ({"advantage": "distillation"}, "advantage_args.teacher: this parameter is needed but not given."),
+            ({"importance_args.cap": 2}, "importance_args.cap=2: unknown name. Known here: none."),
+            ({"overlong": {"length": 9, "buffer": 0}}, "overlong.buffer=0: input should be greater than or equal to 1"),
+            (
+                {"normalize": "std"},
+                'normalize="std": the group\'s standard deviation is part of advantage=grpo, and of',
+            ),
+            *(
+                ({name: value}, f"{name}=…: unknown name. It is train_sokoban.grpo.{place}… now.")
+                for name, value, place in (
+                    ("credit", "episode", "advantage (turn_return for turn; dr_grpo for episode, or grpo with"),
+                    ("gamma", 0.9, "advantage_args.gamma"),
+                    ("baseline", "board", "advantage_args.baseline (state for board)"),
+                    ("clip_low", 0.1, "loss_args.clip_low"),
+                    ("clip_high", 0.1, "loss_args.clip_high"),
+                    ("dual_clip", 3, "loss_args.dual_clip"),
+                    ("importance_cap", 2, "importance (truncated) with importance_args.cap"),
+                )
+            ),
+        )
+    ),
     # Studies and controls.
     (
         {"study.name": "defalt"},
@@ -207,9 +257,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             ({"rollout": {"sampling": {"greedy": True}}}, "training needs sampled episodes"),
             ({"evaluation": {"checkpoint": "best"}, "loop": {"keep_best": False}}, "needs loop.keep_best"),
             ({"grpo": {"max_log_prob_difference": 0.1}}, "needs old_log_probs=recompute"),
-            ({"grpo": {"importance_cap": 2.0}}, "needs old_log_probs=recompute"),
+            ({"grpo": {"importance": "truncated"}}, "importance=truncated needs old_log_probs=recompute"),
             ({"grpo": {"reduction": "constant"}}, "needs constant_denominator"),
-            ({"grpo": {"credit": "episode", "baseline": "board"}}, "needs credit=turn"),
+            ({"grpo": {**TEACHER, "kl_coefficient": 0.1}}, "distillation with kl_coefficient=0.1"),
+            ({"grpo": {**TEACHER, "mixed_versions": "mask"}}, "distillation with mixed_versions=mask"),
             ({"policy": {"source": "folder"}}, "path is empty"),
             (
                 {"sharding": "hybrid", "processes": 4, "replicas": 3, "threads": 1},

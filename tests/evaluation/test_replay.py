@@ -94,23 +94,23 @@ def by_turns(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
     return {"reward": sum(info["turn_reward"] for info in outcome.infos) + bonus, "final_bonus": bonus}
 
 
-@pytest.mark.parametrize("new", ["turn", "episode"])
-@pytest.mark.parametrize("old", ["turn", "episode"])
+@pytest.mark.parametrize("new", ["turn_return", "dr_grpo"])
+@pytest.mark.parametrize("old", ["turn_return", "dr_grpo"])
 def test_regraded_episodes_are_those_that_were_scored_so_at_once(old: str, new: str) -> None:
-    """Of the old reward and the old credit nothing is left, whichever credit the run had."""
+    """Of the old reward and the old advantages nothing is left, whichever the run had."""
     rows = [{"id": f"r{number}", "prompt": PROMPT, "turns": turns} for number, turns in enumerate((1, 2, 3, 1, 2))]
     given = {number: [STOP] * row["turns"] for number, row in enumerate(rows)}
     given[4] = [STOP, ("ab", "abort")]
-    grpo = {credit: GrpoOptions(credit=credit, filter="none") for credit in (old, new)}
+    grpo = {name: GrpoOptions(advantage=name, filter="none") for name in (old, new)}
 
     def settings(worth: float, bonus: float) -> RolloutSettings:
         env = EnvOptions(factory=f"{__file__}:build_env", args={"worth": worth})
         reward = RewardOptions(function=f"{__file__}:by_turns", args={"bonus": bonus})
         return replace(make_settings(), env=env, reward=reward)
 
-    def scored(worth: float, bonus: float, credit: str) -> list[Trajectory]:
+    def scored(worth: float, bonus: float, advantage: str) -> list[Trajectory]:
         episodes, _ = play_scripted(given, settings(worth, bonus), rows)
-        apply_scores(episodes, score_groups(episodes, grpo[credit], TASK, {}))
+        apply_scores(episodes, score_groups(episodes, grpo[advantage], TASK, {}))
         return episodes
 
     stored, wanted = scored(0.25, 1.0, old), scored(0.75, -2.0, new)

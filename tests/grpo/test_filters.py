@@ -38,12 +38,12 @@ def test_empty_groups_stay_dropped():
 
 
 @pytest.mark.parametrize(
-    ("turn_advantages", "expected"),
+    ("advantages", "expected"),
     [(None, "zero_std"), ([0.0, 0.0], "zero_std"), ([0.0, 0.3], None), ([], "zero_std")],
 )
-def test_credit_per_turn_looks_at_all_turn_advantages(turn_advantages, expected):
+def test_advantages_say_more_than_rewards(advantages, expected):
     """Equal episode rewards may still hide a turn that went better than another."""
-    assert keep_groups([GroupSignal([1.0, 1.0], turn_advantages=turn_advantages)], "zero_variance") == [expected]
+    assert keep_groups([GroupSignal([1.0, 1.0], advantages=advantages)], "zero_variance") == [expected]
 
 
 def test_counts_carry_the_reward_with_one_decimal():

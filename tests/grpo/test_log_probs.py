@@ -1,4 +1,4 @@
-"""Log-probs, entropy, KL estimates and importance weights: worked values, and no NaN from banned or masked places."""
+"""Log-probs, entropy and KL estimates: worked values, and no NaN from banned or masked places."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import torch
 from geo_sokoban_pipeline.grpo.loss import (
     entropy,
     kl_estimate,
-    off_policy_metrics,
     score_states,
     token_log_probs,
     token_log_probs_and_entropy,
-    truncated_importance_weights,
 )
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0]])
@@ -164,34 +162,11 @@ def test_k3_is_unbiased_and_not_negative():
     assert (new.exp() * values).sum().item() == pytest.approx(exact.item(), abs=1e-6)
 
 
-RATIOS = torch.tensor([[0.5, 1.0, 2.0, 3.0]])
-CAPPED = [0.5, 1.0, 2.0, 2.0]
-
-
-def test_truncated_importance_weights():
-    weights = truncated_importance_weights(RATIOS.log().requires_grad_(), torch.zeros(1, 4))
-    assert weights.tolist()[0] == pytest.approx(CAPPED) and not weights.requires_grad
-    nan = torch.full((1, 4), float("nan"))
-    masked = truncated_importance_weights(nan, nan, loss_mask=torch.zeros(1, 4))
-    assert torch.equal(masked, torch.ones(1, 4))
-
-
-def test_off_policy_metrics():
-    mask = torch.tensor([[1, 1, 0, 1]])
-    metrics = off_policy_metrics(RATIOS.log(), torch.zeros(1, 4), mask)
-    assert metrics == {
-        "tis": pytest.approx(1.5),
-        "tis_clipfrac": pytest.approx(1 / 3),
-        "tis_abs": pytest.approx(2.5 / 3),
-    }
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: token_log_probs(LOGITS, ID, temperature=0.0), "temperature=0.0"),
         (lambda: kl_estimate(ID.float(), ID.float(), "k4"), "kind='k4'"),
-        (lambda: truncated_importance_weights(RATIOS, RATIOS, 0.0), "cap=0.0"),
     ],
 )
 def test_bad_input_is_named(call, message):

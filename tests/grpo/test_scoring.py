@@ -44,13 +44,13 @@ def score(episodes: list[Trajectory], options: GrpoOptions, args: dict[str, Any]
     return scores.metrics
 
 
-@pytest.mark.parametrize("credit", ["turn", "episode"])
-def test_scoring_changes_nothing_and_applying_it_twice_is_applying_it_once(credit: str) -> None:
+@pytest.mark.parametrize("advantage", ["turn_return", "dr_grpo"])
+def test_scoring_changes_nothing_and_applying_it_twice_is_applying_it_once(advantage: str) -> None:
     episodes = play([[0.2, 0.1], [0.2, -0.1]], [True, False])
     failed = play([[0.1], [0.3]], [False, False], group=1)
     failed[0].status, failed[0].reward, failed[0].drop_reason = "failed", None, "failed"
     episodes += failed
-    options = GrpoOptions(credit=credit, normalize="rms", filter="zero_variance", min_groups=0)
+    options = GrpoOptions(advantage=advantage, normalize="rms", filter="zero_variance", min_groups=0)
     before = [repr(episode) for episode in episodes]
     scores = score_groups(episodes, options, SOKOBAN, SUM)
     assert [repr(episode) for episode in episodes] == before
@@ -65,7 +65,7 @@ def test_scoring_changes_nothing_and_applying_it_twice_is_applying_it_once(credi
 
 def test_equal_rewards_give_no_advantage_and_are_dropped() -> None:
     episodes = play([[0.9], [0.9], [0.9]], [False, False, False])
-    metrics = score(episodes, GrpoOptions(credit="episode", filter="zero_variance", min_groups=0), SUM)
+    metrics = score(episodes, GrpoOptions(advantage="grpo", filter="zero_variance", min_groups=0), SUM)
     assert [episode.advantage for episode in episodes] == [0.0, 0.0, 0.0]
     assert not any(episode.trained for episode in episodes)
     assert {episode.drop_reason for episode in episodes} == {"zero_std"}
@@ -74,7 +74,7 @@ def test_equal_rewards_give_no_advantage_and_are_dropped() -> None:
 
 def test_episode_credit_is_normalised_within_the_group() -> None:
     episodes = play([[1.0], [0.0]], [True, False])
-    score(episodes, GrpoOptions(credit="episode", normalize="std", filter="none"), SUM)
+    score(episodes, GrpoOptions(advantage="grpo", normalize="none", filter="none"), SUM)
     assert np.isclose(episodes[0].advantage, 2**-0.5, atol=1e-5)
     assert episodes[1].advantage == -episodes[0].advantage
     assert all(turn.advantage is None for episode in episodes for turn in assistant_turns(episode))
@@ -83,7 +83,7 @@ def test_episode_credit_is_normalised_within_the_group() -> None:
 def test_mixed_groups_alone_are_trained_and_rms_scales_over_them() -> None:
     mixed = play([[0.0, 0.0], [0.0, 0.0]], [True, False], group=0)
     solved = play([[0.0, 0.5], [0.0, 0.0]], [True, True], group=1)
-    options = GrpoOptions(credit="turn", gamma=1.0, normalize="rms", filter="mixed_success", min_groups=0)
+    options = GrpoOptions(advantage_args={"gamma": 1.0}, normalize="rms", filter="mixed_success", min_groups=0)
     score([*mixed, *solved], options, SUM)
     assert all(episode.trained for episode in mixed)
     assert {episode.drop_reason for episode in solved} == {"all_solved"}
@@ -92,16 +92,19 @@ def test_mixed_groups_alone_are_trained_and_rms_scales_over_them() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
-@pytest.mark.parametrize("normalize", ["none", "std", "rms"])
-@pytest.mark.parametrize("credit", ["turn", "episode"])
-def test_the_clip_comes_last(credit: str, normalize: str, clip: float | None) -> None:
+@pytest.mark.parametrize("normalize", ["none", "rms"])
+@pytest.mark.parametrize(
+    ("advantage", "args"),
+    [("turn_return", {"scale": "none"}), ("turn_return", {"scale": "std"}), ("grpo", {}), ("dr_grpo", {})],
+)
+def test_the_clip_comes_last(advantage: str, args: dict[str, Any], normalize: str, clip: float | None) -> None:
     """With every scale, advantages with a clip are those without one, clipped once."""
 
     def advantages(limit: float | None) -> np.ndarray:
         episodes = play([[3.0, 0.0], [0.0, 0.1], [0.0, 0.0], [0.5, 0.0]], [True, False, False, False])
-        options = {"credit": credit, "normalize": normalize, "filter": "none", "advantage_clip": limit}
-        score(episodes, GrpoOptions(**options), SUM)
-        values = episodes if credit == "episode" else [turn for one in episodes for turn in assistant_turns(one)]
+        options = {"advantage": advantage, "advantage_args": args, "normalize": normalize}
+        score(episodes, GrpoOptions(**options, filter="none", advantage_clip=limit), SUM)
+        values = [turn for one in episodes for turn in assistant_turns(one)] if advantage == "turn_return" else episodes
         return np.array([value.advantage for value in values])
 
     whole = advantages(None)
@@ -114,18 +117,18 @@ def test_the_clip_comes_last(credit: str, normalize: str, clip: float | None) ->
 
 def test_a_response_the_environment_never_saw_is_worth_nothing() -> None:
     episodes = play([[0.2], [0.2, 0.2]], [False, False])
-    score(episodes, GrpoOptions(credit="turn", normalize="none", filter="none", gamma=1.0), SUM)
+    score(episodes, GrpoOptions(advantage_args={"gamma": 1.0}, normalize="none", filter="none"), SUM)
     cut = assistant_turns(episodes[0])
     assert cut[1].reward is None
     assert cut[1].advantage < 0 < assistant_turns(episodes[1])[1].advantage
 
 
-@pytest.mark.parametrize("credit", ["turn", "episode"])
-def test_turns_keep_the_credit_that_was_trained_on(credit: str) -> None:
+@pytest.mark.parametrize("advantage", ["turn_return", "dr_grpo"])
+def test_turns_keep_the_credit_that_was_trained_on(advantage: str) -> None:
     episodes = play([[0.2, -0.01], [0.2]], [True, False])
-    score(episodes, GrpoOptions(credit=credit, normalize="none", filter="none"), SUM)
+    score(episodes, GrpoOptions(advantage=advantage, normalize="none", filter="none"), SUM)
     given = [[turn.credit for turn in episode.turns] for episode in episodes]
-    if credit == "episode":
+    if advantage == "dr_grpo":
         assert given == [[None] * 4] * 2
         return
     # Turn reward and a cell nearer each; the bonus in the turn that solved; nothing for a response that was cut off.
@@ -159,14 +162,14 @@ def test_credit_adds_up_to_the_reward_but_for_rounding(values: list[float], rewa
 def test_turns_that_do_not_add_up_are_an_error() -> None:
     episodes = play([[0.2], [0.1]], [False, False])
     episodes[1].reward += 1.0
-    with pytest.raises(ValueError, match="g0/s1 has reward .* use credit=episode"):
-        score(episodes, GrpoOptions(credit="turn"), SUM)
+    with pytest.raises(ValueError, match="g0/s1: a reward of .* grpo.advantage=grpo"):
+        score(episodes, GrpoOptions(), SUM)
 
 
 def test_failed_episodes_leave_the_group_to_the_others() -> None:
     episodes = play([[1.0], [0.0], [0.0]], [True, False, False])
     episodes[2].status, episodes[2].reward, episodes[2].error = "failed", None, "boom"
-    score(episodes, GrpoOptions(credit="episode", normalize="none", filter="none"), SUM)
+    score(episodes, GrpoOptions(advantage="dr_grpo", normalize="none", filter="none"), SUM)
     assert [episode.trained for episode in episodes] == [True, True, False]
     assert episodes[2].advantage is None
     assert np.isclose(episodes[0].advantage + episodes[1].advantage, 0.0)
@@ -177,7 +180,7 @@ def test_no_more_groups_than_wanted_and_whole_ones_only() -> None:
     broken = groups[0][1]
     broken.status, broken.reward = "aborted", None
     episodes = [episode for group in groups for episode in group]
-    score(episodes, GrpoOptions(credit="episode", filter="none"), SUM, max_trained_groups=2)
+    score(episodes, GrpoOptions(advantage="dr_grpo", filter="none"), SUM, max_trained_groups=2)
     assert [episode.trained for episode in episodes] == [False, False, True, True, True, True, False, False]
     assert {episode.drop_reason for episode in (groups[0][0], *groups[3])} == {"surplus"}
 
@@ -196,7 +199,7 @@ def test_tokens_of_older_weights(rule: str, trained: list[bool], reasons: list[s
         start, end = (int(np.flatnonzero(episode.loss_mask)[index]) for index in (0, -1))
         middle = start + 1
         episode.weight_spans = [(versions[0], start, middle), (versions[1], middle, end + 1)]
-    score(episodes, GrpoOptions(credit="episode", filter="none", mixed_versions=rule), SUM)
+    score(episodes, GrpoOptions(advantage="dr_grpo", filter="none", mixed_versions=rule), SUM)
     assert [episode.trained for episode in episodes] == trained
     assert [episode.drop_reason for episode in episodes] == reasons
     masks = [sampled_by(episode, 4) * episode.loss_mask for episode in episodes]
@@ -211,7 +214,7 @@ def test_an_episode_that_was_given_up_may_have_the_newest_tokens() -> None:
         episode.weight_spans = [(version, int(np.flatnonzero(episode.loss_mask)[0]), len(episode.token_ids))]
     episodes[0].weight_spans.append((4, len(episodes[0].token_ids), len(episodes[0].token_ids)))  # added no token
     episodes[1].status, episodes[1].reward, episodes[1].drop_reason = "aborted", None, "aborted"
-    options = GrpoOptions(credit="episode", filter="none", min_groups=0, mixed_versions="mask")
+    options = GrpoOptions(advantage="dr_grpo", filter="none", min_groups=0, mixed_versions="mask")
     score(episodes, options, SUM)
     assert [(episode.trained, episode.drop_reason) for episode in episodes] == [(False, "stale"), (False, "aborted")]
 
@@ -225,7 +228,7 @@ def test_a_reward_of_zero_is_a_reward(rewards: list[float], trained: bool) -> No
     episodes = play([[0.1]] * len(rewards), [False] * len(rewards))
     for episode, reward in zip(episodes, rewards, strict=True):
         episode.reward = reward
-    metrics = score(episodes, GrpoOptions(credit="episode", filter="zero_variance", min_groups=0), SUM)
+    metrics = score(episodes, GrpoOptions(advantage="grpo", filter="zero_variance", min_groups=0), SUM)
     assert [episode.trained for episode in episodes] == [trained] * len(rewards)
     assert (f"rollout/zero_std/count_{rewards[0]}" in metrics) == (not trained)
 

@@ -267,7 +267,7 @@ def test_a_path_may_be_any_words_and_null_where_it_may_be_none(word, read):
         ("train_sokoban.loop.iterations=1_000", 1000),
         ("train_sokoban.loop.iterations=1e3", 1000.0),
         ("train_sokoban.optimizer.lr=1e-5", 1e-5),
-        ("train_sokoban.grpo.clip_high=.5", 0.5),
+        ("train_sokoban.grpo.loss_args.clip_high=.5", 0.5),
         ("train_sokoban.rollout.workers=null", None),
         ("evaluate_sokoban.source.checkpoint=12", 12),
         ("evaluate_sokoban.source.checkpoint=010", "010"),

@@ -290,7 +290,7 @@ def lost_turn(episodes):
         (swapped_images, "replay", "shows something else"),
         (wrong_grid, "image grids", "image 0: image_grid_thw is"),
         (changed_reward, "replay", "reward: stored"),
-        (changed_reward, "advantages", "but its turns add up to"),
+        (changed_reward, "advantages", "with turns that add up to"),
         (changed_part, "replay", "reward_parts, final_bonus: stored"),
         (changed_turn_reward, "replay", "turn 1, reward: stored"),
         (changed_action, "replay", "turn 1, action: stored 'up,up'"),

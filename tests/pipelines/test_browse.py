@@ -32,7 +32,7 @@ def test_the_site_of_a_run(clone, caplog):
     assert [row["trajectory_id"] for row in rows] == wanted and all(row["chunk"] >= 0 for row in rows)
     site = read_script(page.parent / "data" / "site.js")
     settings = site["runs"]["train_sokoban/default"]["settings"]
-    assert settings["grpo.clip_high"] == 0.28
+    assert settings["grpo.loss_args.clip_high"] == 0.28
     assert (page.parent / site["runs"]["train_sokoban/default"]["report"]).is_file()
     # A report that is written again links to the site.
     assert clone.command("--pipelines=train_sokoban", "--tags=report").exit_code == 0

@@ -107,5 +107,5 @@ def test_without_the_timed_part_and_on_a_stored_run(clone):
     with pytest.raises(PreflightError, match="in use by process"):
         clone.run("check_sokoban", params={"check_sokoban": {"timed": False}})
     lock.close()
-    with pytest.raises(PreflightError, match="grpo.gamma: stored .*, now 0.5"):
-        clone.run("check_sokoban", params={"train_sokoban": {"grpo": {"gamma": 0.5}}})
+    with pytest.raises(PreflightError, match="grpo.advantage_args.gamma: stored .*, now 0.5"):
+        clone.run("check_sokoban", params={"train_sokoban": {"grpo": {"advantage_args": {"gamma": 0.5}}}})

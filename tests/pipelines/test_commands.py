@@ -80,8 +80,8 @@ def test_without_a_name_the_default_pipeline_trains(project):
         ),
         ("train_sokoban.grpo.groups=many", 'train_sokoban.grpo.groups="many": input should be a valid integer'),
         (
-            "train_sokoban.grpo.credit=turns",
-            "train_sokoban.grpo.credit=\"turns\": input should be 'episode' or 'turn'.",
+            "train_sokoban.grpo.filter=mixed",
+            "train_sokoban.grpo.filter=\"mixed\": input should be 'none', 'zero_variance' or 'mixed_success'.",
         ),
         ("run_id=../up", 'run_id="../up": a run id is the name of a folder'),
         (
@@ -102,8 +102,8 @@ def test_wrong_parameters_end_in_one_line_before_any_work(project, words, messag
 
 @pytest.mark.slow
 def test_wrong_parameters_in_a_process_of_their_own(tmp_path):
-    output = finish(kedro_command("--params=train_sokoban.grpo.gama=1", data_root=tmp_path), expected=1)
-    assert "train_sokoban.grpo.gama=1: unknown name. Did you mean train_sokoban.grpo.gamma?" in output
+    output = finish(kedro_command("--params=train_sokoban.grpo.pases=1", data_root=tmp_path), expected=1)
+    assert "train_sokoban.grpo.pases=1: unknown name. Did you mean train_sokoban.grpo.passes?" in output
     assert "Traceback" not in output
     assert not list(tmp_path.iterdir())
 

@@ -24,7 +24,7 @@ def own(tmp_path_factory):
 
 
 T = "train_sokoban"
-REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
+REWARD = f"{T}.grpo.advantage=dr_grpo,{T}.reward.args={{}},{T}.reward.function=@"
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,11 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         (
             T,
             f"{T}.reward.function=@/plus.py",
-            f"{T}.grpo.credit=turn: needs a reward made of turn rewards, distance and final bonus, but @/plus.py gives "
-            f"2 for turns that add up to -0.02. Set {T}.grpo.credit=episode.",
+            f"{T}.grpo.advantage=turn_return: a reward of 2 with turns that add up to -0.02: this grpo.advantage needs "
+            "a reward made of turn rewards, distance and final bonus, or one that returns its `turns` "
+            "(docs/your_own_reward.md); else take an advantage of whole episodes, such as grpo.advantage=grpo.",
         ),
-        ("rollout_sokoban", f"{T}.reward.function=@/plus.py", f"{T}.grpo.credit=turn: needs a reward made of turn"),
+        ("rollout_sokoban", f"{T}.reward.function=@/plus.py", f"{T}.grpo.advantage=turn_return: a reward of 2 with"),
         (T, f"{REWARD}/success.py", "KeyError: 'success', in @/success.py, line 2: return outcome.env['success']"),
         (
             T,
@@ -64,10 +65,11 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         (T, "sokoban.counts.train=0", "there are no training levels. Raise the count of the split train."),
         (
             "train_geo3k",
-            "train_geo3k.grpo.credit=turn",
-            "train_geo3k.grpo.credit=turn: needs a reward made of turn rewards and final bonus, but the infos of "
-            "geo_sokoban_pipeline.envs.geo3k.answer_env.build_env hold no turn_reward. Set train_geo3k.",
+            "train_geo3k.grpo.advantage=turn_return",
+            "train_geo3k.grpo.advantage=turn_return: a reward of 0 with steps that report no turn_reward in their "
+            "info: this grpo.advantage needs a reward made of turn rewards and final bonus, or one that returns its ",
         ),
+        (T, f"{T}.grpo.loss=@/bounds.py", f"{T}.grpo.loss=@/bounds.py: '@/bounds.py': there is no file @/bounds.py;"),
         (
             T,
             f"{T}.rollout.engine=sglang,{T}.rollout.server.python=/no/such/python",

@@ -37,7 +37,7 @@ def test_another_reward_changes_rewards_and_advantages_alone(clone, tmp_path):
     own = tmp_path / "count.py"
     own.write_text("def reward(result, args):\n    return float(len(result.responses))\n", encoding="utf-8")
     stored, regraded = regrade(
-        clone, reward={"function": str(own)}, grpo={"credit": "episode", "normalize": "std", "advantage_clip": None}
+        clone, reward={"function": str(own)}, grpo={"advantage": "grpo", "normalize": "none", "advantage_clip": None}
     )
     for old, new in zip(stored, regraded, strict=True):
         assert {name: old[name] for name in old if name not in GRADED} == {

@@ -43,7 +43,7 @@ BASE: dict[str, Any] = {
         "grpo": {
             "groups": 32,
             "group_size": 8,
-            "gamma": 0.95,
+            "advantage_args": {"gamma": 0.95},
             "groups_per_step": 5,
             "filter": "mixed_success",
             "kl_coefficient": 0.0,

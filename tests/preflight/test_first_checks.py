@@ -28,10 +28,11 @@ from geo_sokoban_pipeline.preflight.first_checks import (
     look_first,
 )
 from geo_sokoban_pipeline.preflight.own_code import try_own_code
+from geo_sokoban_pipeline.runs.fingerprint import unflatten
 from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
 
 RUN = "train_sokoban"
-ALONE = {"threads": 1, "grpo": {"credit": "episode"}}
+ALONE = {"threads": 1, "grpo": {"advantage": "dr_grpo"}}
 
 
 def parameters(section, run=RUN, **others):
@@ -104,12 +105,26 @@ def reward(outcome, args):
 """
 
 
-def test_a_reward_that_is_made_of_turns_may_keep_credit_per_turn_if_it_adds_up(tmp_path):
-    look_first(RUN, parameters({"grpo": {"credit": "turn"}, "reward": own(tmp_path, WRAPPED)}), tmp_path)
-    with pytest.raises(ParameterError, match="credit"):
-        look_first(
-            RUN, parameters({"grpo": {"credit": "turn"}, "reward": own(tmp_path, RAISED, "raised.py")}), tmp_path
-        )
+SHARED = """
+def reward(outcome, args):
+    turns = [1.0 + info["turn_reward"] for info in outcome.infos]
+    return {"reward": sum(turns) + args["more"], "turns": turns}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "said"),
+    [
+        (WRAPPED, 0.0, None),
+        (RAISED, 0.0, "grpo.advantage=turn_return: a reward of .* with turns that add up to .* made of turn rewards, "),
+        (SHARED, 0.0, None),
+        (SHARED, 0.5, r"own\.py: turns add up to 3\.02, but the reward is 3\.52"),
+    ],
+)
+def test_an_advantage_of_turns_needs_a_reward_that_is_made_of_them(tmp_path, body, more, said):
+    reward = own(tmp_path, body) | ({} if body is WRAPPED or body is RAISED else {"args": {"more": more}})
+    with nullcontext() if said is None else pytest.raises(ParameterError, match=said):
+        look_first(RUN, parameters({"grpo": {"advantage": "turn_return"}, "reward": reward}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +332,13 @@ def test_fresh_replaces_no_run_that_is_its_own_source(tmp_path, run_id, refused)
         (RUN, {"reward": {"args": {"aggregate": "max"}}}, r"reward\.args\.aggregate='max'"),
         (RUN, {"env": {"factory": "no_such.build"}}, r"env\.factory=no_such\.build: .*no module"),
         (RUN, {"reward": {"function": "missing.py"}}, r"reward\.function=missing\.py: .*no file"),
+        (RUN, {"grpo": {"advantage": "missing.py"}}, r"grpo\.advantage=missing\.py: 'missing\.py': there is no file"),
+        (RUN, {"grpo": {"loss": "no_such.loss"}}, r"grpo\.loss=no_such\.loss: .*no module"),
+        (
+            RUN,
+            {"grpo": {"importance": "tests/coins.py:weigh", "old_log_probs": "recompute"}},
+            r"grpo\.importance=tests/coins\.py:weigh: .* has no 'weigh'",
+        ),
         (RUN, {"rollout": {"function": "no_such.play"}}, r"rollout\.function=no_such\.play: .*no module"),
         ("train_geo3k", {"env": {"args": {"grade": "x"}}}, r'env\.args\.grade="x": unknown name'),
         ("train_geo3k", {"reward": {"args": {"grader": "exact"}}}, r'reward\.args\.grader="exact": input should be'),
@@ -339,10 +361,13 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, run: str, section: dict[st
     check_plugins(run, ProjectParameters.model_validate({run: own}))
 
 
-def test_own_code_that_cannot_be_loaded_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("option", "way_out"), [("reward.function", ""), ("grpo.loss", "See docs/")])
+def test_own_code_that_cannot_be_loaded_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, way_out: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("import json\n1 / 0\n")
     with pytest.raises(ParameterError) as error:
-        check_plugins(RUN, ProjectParameters.model_validate({RUN: {"reward": {"function": "own.py"}}}))
+        check_plugins(RUN, ProjectParameters.model_validate(unflatten({f"{RUN}.{option}": "own.py"})))
     said = "it cannot be loaded. ZeroDivisionError: division by zero, in own.py, line 2: 1 / 0"
-    assert str(error.value) == f"train_sokoban.reward.function=own.py: {said}"
+    assert str(error.value).startswith(f"train_sokoban.{option}=own.py: {said}") and way_out in str(error.value)

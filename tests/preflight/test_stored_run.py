@@ -94,8 +94,8 @@ def test_a_run_to_be_continued_and_a_finished_one(make_subject: Any) -> None:
 
 def test_other_settings_are_listed(make_subject: Any) -> None:
     store(make_subject())
-    changed = make_subject(train_sokoban={"grpo": {"gamma": 0.5}})
-    says(check_run(changed), "failure", "grpo.gamma: stored 0.95, now 0.5")
+    changed = make_subject(train_sokoban={"grpo": {"advantage_args": {"gamma": 0.5}}})
+    says(check_run(changed), "failure", "grpo.advantage_args.gamma: stored 0.95, now 0.5")
     replaced = "is replaced (fresh=true), and deleted once the new run has its first checkpoint"
     says(check_run(fresh(changed)), "ok", replaced)
 
@@ -239,7 +239,7 @@ GIVEN = {
         "rollout": {"max_turns": 10},
         "warm_start": {"steps": 1370},
         "policy": {"tiny": {"hidden": 64}},
-        "grpo": {"gamma": 0.95},
+        "grpo": {"advantage_args": {"gamma": 0.95}},
     },
 }
 
@@ -351,6 +351,9 @@ OWN = {
     "inner/world.py": "def build_env(sample, args): ...\n",
     "inner/expert.py": "def build_teacher(name, patience, noise): ...\n",
     "play.py": "def rollout(*_): ...\n",
+    "score.py": "import whitening\n\ndef advantage(episodes, args): ...\n",
+    "whitening.py": "",
+    "bounds.py": "def loss(batch, args): ...\ndef importance(batch, args): ...\n",
 }
 
 
@@ -362,6 +365,9 @@ OWN = {
         ("own.py", "all", ["reward.function, code in own.py"]),
         ("play.py", "all", ["rollout.function, code in play.py"]),
         ("play.py", "warm start", []),
+        ("whitening.py", "all", ["grpo.advantage, code in whitening.py"]),
+        ("bounds.py", "all", ["grpo.importance, code in bounds.py", "grpo.loss, code in bounds.py"]),
+        ("bounds.py", "warm start", []),
         ("inner/expert.py", "warm start", ["warm_start.teacher.factory, code in expert.py"]),
         ("inner/expert.py", "starting policy", []),
         # The environment is also imported by the reward.
@@ -380,6 +386,12 @@ def test_edited_own_code_is_another_setting(tmp_path, edited, stages_stored, nam
         "env": {"factory": f"{tmp_path}/own/inner/world.py"},
         "reward": {"function": f"{tmp_path}/own/own.py"},
         "rollout": {"function": f"{tmp_path}/own/play.py"},
+        "grpo": {
+            "advantage": f"{tmp_path}/own/score.py",
+            "loss": f"{tmp_path}/own/bounds.py",
+            "importance": f"{tmp_path}/own/bounds.py:importance",
+            "old_log_probs": "recompute",
+        },
         "warm_start": {"teacher": {"factory": f"{tmp_path}/own/inner/expert.py"}},
     }
     models, given = tmp_path / "models", parameters(train_sokoban=own)
@@ -416,7 +428,7 @@ SMALLER = {RUN: {"rollout": {"over_sampling": 2.0, "max_conversations": 8}, "opt
     ("given", "checkpoints", "changes", "message"),
     [
         # A run that was killed before its first checkpoint may still get other settings of the loop, but no others.
-        ({}, (), {RUN: {"grpo": {"gamma": 0.5}}}, None),
+        ({}, (), {RUN: {"grpo": {"advantage_args": {"gamma": 0.5}}}}, None),
         ({}, (), {RUN: {"warm_start": {"steps": 1}}}, r"warm_start\.steps"),
         # With over-sampling, sizes decide which groups are aborted.
         (OVER, (0, 9, 10), SMALLER, r"rollout\.max_conversations: stored 512, now 8\nGive"),

@@ -258,13 +258,18 @@ def test_a_page_has_no_words_for_what_its_run_has_not():
     assert "warm start" not in text.replace("warm_start", "") and "before GRPO, sampled" in text
 
 
-def test_turns_show_the_reward_that_they_were_trained_on():
+def trained_by_turns() -> dict[str, Any]:
+    """Training episodes whose turns have equal shares of the reward."""
     episodes = table_to_trajectories(make_trained()["iter=00199/part-000"]())
     for episode in episodes:
         turns = [turn for turn in episode.turns if turn.role == "assistant"]
         for turn in turns:
             turn.credit = episode.reward / len(turns)
-    trained = {"iter=00199/part-000": lazily(episodes)}
+    return {"iter=00199/part-000": lazily(episodes)}
+
+
+def test_turns_show_the_reward_that_they_were_trained_on():
+    trained = trained_by_turns()
     page = Page(build_report(lean(trained=trained)))
     turn = choose_extremes(trained).best[0].turns[1]
     assert "reward trained on" in page.text and signed(turn.credit) in page.text
@@ -273,10 +278,10 @@ def test_turns_show_the_reward_that_they_were_trained_on():
     assert " · advantage " not in page.text.split("Best and worst training")[-1]
 
 
-def test_played_turns_have_their_share_of_the_reward_with_credit_per_turn():
-    options = {"grpo": {"credit": "turn"}, "reward": {"args": {"aggregate": "sum", "distance_weight": 0.1}}}
-    for parameters, reward in (({}, "reward \u22120.01"), ({"train_sokoban": options}, "reward +1.09")):
-        page = Page(build_report(lean(held_out=make_played(), parameters=parameters)))
+def test_played_turns_have_their_share_of_the_reward_where_training_had_it():
+    parameters = {"train_sokoban": {"reward": {"args": {"aggregate": "sum", "distance_weight": 0.1}}}}
+    for trained, reward in ((make_trained(), "reward \u22120.01"), (trained_by_turns(), "reward +1.09")):
+        page = Page(build_report(lean(held_out=make_played(), trained=trained, parameters=parameters)))
         assert agents_of(page)["episodes"][0]["frames"][0]["note"].endswith(reward)
 
 

@@ -85,7 +85,7 @@ def site(
     walls = {one.task_id: f"walls {one.group_index % 2}" for own in held_out.values() for one in own}
     for run_id, own in held_out.items():
         run = open_run(store(root, own, "train_sokoban", run_id, "held_out_trajectories"))
-        settings = {"seed": len(named), "grpo.clip_low": 0.2, "grpo.clip_high": 0.28, "grpo.dual_clip": None}
+        settings = {"seed": len(named), **bounded(0.2, 0.28, None)}
         named.append(
             replace(run, clusters=walls, settings=settings, token_texts=lambda ids: [WORDS[one] for one in ids])
         )
@@ -94,6 +94,12 @@ def site(
     hostile_run = replace(other, token_texts=lambda ids: [HOSTILE for _ in ids], evaluation=make_evaluation(HOSTILE))
     write_site(folder, [replace(named[0], evaluation=make_evaluation("final")), *named[1:], hostile_run])
     return folder
+
+
+def bounded(low: float, high: float, dual: float | None) -> dict[str, Any]:
+    """Settings of a run with PPO's loss."""
+    args = {"clip_low": low, "clip_high": high, "dual_clip": dual}
+    return {"grpo.loss": "ppo", **{f"grpo.loss_args.{name}": value for name, value in args.items()}}
 
 
 def make_scores(episode: Trajectory) -> list[dict[str, Any]]:
@@ -277,9 +283,14 @@ def test_the_colour_of_each_channel(page: Page, episodes: list[Trajectory]) -> N
         wanted = [float(level(episode, k)) for k in range(int(episode.loss_mask.sum()))]
         assert page.run(LEVELS) == pytest.approx(wanted, abs=0.006), channel
         assert set(ALL_CHANNELS) <= set(page.texts(".channels button:enabled"))
-    # Every bound is the run's own; where one is not stored, nothing is called clipped.
-    page.run("openEpisode.settings = {'grpo.clip_low': 0.2, 'grpo.clip_high': 0.28}; m.redraw.sync()")
-    assert "clipped" in page.texts(".channels button:disabled") and set(page.run(LEVELS)) == {0}
+    # Every bound is the run's own; where one is not stored, or the loss has others, nothing is called clipped.
+    bounds = bounded(0.2, 0.28, None)
+    without = {name: value for name, value in bounds.items() if not name.endswith("dual_clip")}
+    for settings in (without, {**bounds, "grpo.loss": "gspo"}):
+        page.run(f"openEpisode.settings = {json.dumps(settings)}; m.redraw.sync()")
+        assert "clipped" in page.texts(".channels button:disabled") and set(page.run(LEVELS)) == {0}
+    page.run(f"openEpisode.settings = {json.dumps(bounds)}; m.redraw.sync()")
+    assert "clipped" not in page.texts(".channels button:disabled") and set(page.run(LEVELS)) > {0}
     # One token: its own numbers.
     open_scored(page, episodes, token=int(np.flatnonzero(episode.loss_mask)[2]))
     page.wait("document.querySelector('.detail') !== null")
@@ -303,15 +314,14 @@ BOUNDS: list[tuple[tuple[float, float, float | None], int, list[int]]] = [  # an
 def test_the_bounds_are_those_of_the_loss(page: Page) -> None:
     ratios = [0.7, 0.9, 1.2, 2.0, 4.0]
     for bounds, advantage, clipped in BOUNDS:
-        named = dict(zip(("clip_low", "clip_high", "dual_clip"), bounds, strict=True))
-        settings = {f"grpo.{name}": value for name, value in named.items()}
-        episode = json.dumps({"settings": settings, "scores": {"ratio": ratios}})
+        episode = json.dumps({"settings": bounded(*bounds), "scores": {"ratio": ratios}})
         found = page.run(f"{ratios}.map((_, k) => isClipped({episode}, k, {{advantage: {advantage}}}))")
         assert found == clipped
         if advantage:  # the loss itself has no gradient there
             log_probs = torch.tensor(np.log(ratios)[None], requires_grad=True)
             ones = torch.ones(1, 5)
-            policy_loss(log_probs, ones * 0, advantage * ones, ones, **named).loss.backward()
+            clips = dict(zip(("clip_low", "clip_high", "dual_clip"), bounds, strict=True))
+            policy_loss(log_probs, ones * 0, advantage * ones, ones, **clips).loss.backward()
             assert [int(one == 0) for one in log_probs.grad[0]] == [abs(one) for one in clipped]
 
 

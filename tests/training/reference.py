@@ -11,7 +11,7 @@ import io
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +77,13 @@ def train(
             name = e.trajectory_id
             if grpo.old_log_probs == "recompute":
                 old[name] = log_probs_and_entropy(policy, e, masks[name], temperature)[0]
-            if grpo.kl_coefficient > 0:
+            if grpo.kl_coefficient > 0 or grpo.advantage == "distillation":
                 assert reference is not None
                 kl_to[name] = log_probs_and_entropy(reference, e, masks[name], temperature)[0]
+
+    limit = grpo.advantage_clip or math.inf
+    names = old if grpo.advantage == "distillation" else ()
+    distilled = {name: torch.clip(kl_to[name] - old[name], -limit, limit) for name in names}
 
     groups: dict[int, list[Trajectory]] = {}
     for e in trained:
@@ -102,15 +106,17 @@ def train(
             for e in minibatch:
                 name = e.trajectory_id
                 new, entropy = log_probs_and_entropy(policy, e, masks[name], temperature)
-                advantage = torch.tensor(token_advantages(e))[masks[name]]
-                parts = token_terms(new, old[name], rollout[name], kl_to.get(name), advantage, entropy, grpo)
+                advantage = distilled[name] if distilled else torch.tensor(token_advantages(e))[masks[name]]
+                to = kl_to[name] if grpo.kl_coefficient > 0 else None
+                turns = turn_numbers(e)[masks[name]]
+                parts = token_terms(new, old[name], rollout[name], to, advantage, turns, entropy, grpo)
                 # Tokens of an episode add up, or count as one sample by their mean.
                 weight = 1 / denominator / (len(new) if grpo.reduction == "sample_mean" else 1)
                 for part, values in parts.items():
                     row[part] += float(values.detach().sum()) * weight
-                if grpo.importance_cap is not None:
-                    gap = torch.exp(old[name] - rollout[name])
-                    off_policy = {"tis": gap, "tis_clipfrac": gap > grpo.importance_cap, "tis_abs": (gap - 1).abs()}
+                if grpo.importance != "none":
+                    gap, weights = importance(old[name], rollout[name], turns, grpo)
+                    off_policy = {"tis": gap, "tis_clipfrac": gap != weights, "tis_abs": (gap - 1).abs()}
                     for part, values in off_policy.items():
                         row[part] += float(values.float().sum()) / tokens
                 (parts["loss"].sum() * weight).backward()
@@ -118,6 +124,8 @@ def train(
             row["global_batch_size"] = len(minibatch)
             rows.append(row)
     means = {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    if distilled:
+        means["train/reverse_kl"] = -float(torch.cat([*distilled.values()]).mean())
     # Later steps have moved the weights: the first one compares trainer and engine.
     means["train/train_rollout_logprob_abs_diff"] = rows[0]["train_rollout_logprob_abs_diff"]
     return means | {"train/steps": float(len(rows)), "train/skipped": 0.0, "train/lr-pg_0": rate}
@@ -158,27 +166,18 @@ def token_terms(
     rollout: Tensor,
     kl_to: Tensor | None,
     advantage: Tensor,
+    turns: Tensor,
     entropy: Tensor,
     grpo: GrpoOptions,
 ) -> dict[str, Tensor]:
     """Loss of each trained token of an episode, and what it is made of."""
-    # Clipped policy loss.
-    ratio = torch.exp(new - old)
-    plain = -ratio * advantage
-    limited = -torch.clip(ratio, 1 - grpo.clip_low, 1 + grpo.clip_high) * advantage
-    policy_loss = torch.maximum(plain, limited)
-    dual_clipped = torch.zeros_like(policy_loss)
-    if grpo.dual_clip is not None:
-        dual_clipped = ((advantage < 0) & (policy_loss > -grpo.dual_clip * advantage)).float()
-        bound = torch.minimum(policy_loss, -grpo.dual_clip * advantage)
-        policy_loss = torch.where(advantage < 0, bound, policy_loss)
-    if grpo.importance_cap is not None:
-        policy_loss = policy_loss * torch.exp(old - rollout).clip(max=grpo.importance_cap)
+    policy_loss, metrics = policy_terms(new, old, advantage, turns, grpo)
+    if grpo.importance != "none":
+        policy_loss = policy_loss * importance(old, rollout, turns, grpo)[1]
     terms = {
         "loss": policy_loss - grpo.entropy_coefficient * entropy,
         "pg_loss": policy_loss,
-        "pg_clipfrac": (limited > plain).float(),
-        "dual_clipfrac": dual_clipped,
+        **metrics,
         "ppo_kl": (new - old).abs(),
         "ppo_kl_signed": old - new,
         "train_rollout_logprob_abs_diff": (new - rollout).abs(),
@@ -192,6 +191,67 @@ def token_terms(
         terms["kl_loss"] = kinds[grpo.kl_kind]
         terms["loss"] = terms["loss"] + grpo.kl_coefficient * terms["kl_loss"]
     return terms
+
+
+def policy_terms(
+    new: Tensor, old: Tensor, advantage: Tensor, turns: Tensor, grpo: GrpoOptions
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy loss of each trained token of an episode, by the formulas of the papers, and the loss's metrics."""
+    args = grpo.loss_args
+    change = new - old
+    ratio = torch.exp(change)
+    if grpo.loss == "gspo":  # one ratio a sequence, whose gradient goes to each of its tokens
+        means = over_sequences(change.detach(), turns, args["per"], torch.mean)
+        ratio = torch.exp(means) * torch.exp(new - new.detach())
+    if grpo.loss in ("ppo", "gspo"):
+        plain = -ratio * advantage
+        limited = -torch.clip(ratio, 1 - args["clip_low"], 1 + args["clip_high"]) * advantage
+        loss = torch.maximum(plain, limited)
+        metrics = {"pg_clipfrac": (limited > plain).float()}
+        if grpo.loss == "gspo":
+            return loss, metrics
+        metrics["dual_clipfrac"] = torch.zeros_like(loss)
+        if (most := args["dual_clip"]) is not None:
+            metrics["dual_clipfrac"] = ((advantage < 0) & (loss > -most * advantage)).float()
+            loss = torch.where(advantage < 0, torch.minimum(loss, -most * advantage), loss)
+        return loss, metrics
+    if grpo.loss == "cispo":
+        weight = torch.clip(ratio.detach(), args["low"], args["high"])
+        return -weight * advantage * new, {"pg_clipfrac": (weight != ratio).float()}
+    if grpo.loss == "sapo":
+        heat = torch.where(advantage > 0, args["positive"], args["negative"])
+        return -advantage * torch.sigmoid(heat * (ratio - 1)) * 4 / heat, {}
+    assert grpo.loss == "gmpo"
+    mean = over_sequences(advantage, turns, args["per"], torch.mean)
+    kept = torch.where(mean > 0, torch.clip(change, max=args["clip"]), torch.clip(change, min=-args["clip"]))
+    geometric = torch.exp(over_sequences(kept, turns, args["per"], torch.mean))
+    return -mean * geometric, {"pg_clipfrac": (kept != change).float()}
+
+
+def importance(old: Tensor, rollout: Tensor, turns: Tensor, grpo: GrpoOptions) -> tuple[Tensor, Tensor]:
+    """Ratio of trainer to engine at the level of the rule, and the weight that it gives, for each token."""
+    args, gap = grpo.importance_args, old - rollout
+    if args["level"] != "token":
+        gap = over_sequences(gap, turns, args["per"], torch.sum if args["level"] == "sequence" else torch.mean)
+    ratio = torch.exp(gap)
+    if grpo.importance == "truncated":
+        return ratio, torch.clip(ratio, max=args["cap"])
+    return ratio, torch.where((ratio >= args["low"]) & (ratio <= args["high"]), ratio, 0.0)
+
+
+def over_sequences(values: Tensor, turns: Tensor, per: str, statistic: Callable[[Tensor], Tensor]) -> Tensor:
+    """A statistic of each token's sequence: all tokens of the episode, or those of its turn."""
+    if per == "episode":
+        return statistic(values).expand_as(values)
+    return torch.stack([statistic(values[turns == turn]) for turn in turns])
+
+
+def turn_numbers(episode: Trajectory) -> Tensor:
+    """Number of the response that each token of an episode belongs to."""
+    numbers = torch.zeros(len(episode.token_ids), dtype=torch.int64)
+    for number, turn in enumerate(responses(episode)):
+        numbers[turn.token_start : turn.token_end] = number
+    return numbers
 
 
 def log_probs_and_entropy(
@@ -309,39 +369,94 @@ def score(episodes: Sequence[Trajectory], grpo: GrpoOptions, reward_args: Mappin
     newest = max(set().union(*versions))
     for e, seen in zip(episodes, versions, strict=True):
         e.trained = {"drop": seen == {newest}, "mask": newest in seen, "keep": True}[grpo.mixed_versions]
-    rows = [np.array([float(e.reward or 0.0)]) for e in episodes]
-    if grpo.credit == "turn":
-        rows = [returns(e, grpo.gamma, reward_args) for e in episodes]
-
-    # Each return against the mean of its group's at the same turn, or on the same board.
-    places: dict[Any, list[tuple[int, int]]] = {}
-    for number, (e, row) in enumerate(zip(episodes, rows, strict=True)):
-        users = [turn for turn in e.turns if turn.role == "user"]
-        for turn in range(len(row)):
-            board = (users[turn].text, *(e.images[index] for index in users[turn].image_indices))
-            places.setdefault((e.group_index, board if grpo.baseline == "board" else turn), []).append((number, turn))
-    centred = [np.zeros(len(row)) for row in rows]
-    for cell in places.values():
-        mean = np.mean([rows[number][turn] for number, turn in cell])
-        for number, turn in cell:
-            centred[number][turn] = rows[number][turn] - mean
-
-    if grpo.normalize == "std":
-        groups = [e.group_index for e in episodes]
-        pools = {g: np.concatenate([row for row, own in zip(centred, groups, strict=True) if own == g]) for g in groups}
-        scales = {g: pool.std(ddof=1) + 1e-6 if np.ptp(pool) > 1e-6 else 1.0 for g, pool in pools.items()}
-        centred = [row / scales[g] for row, g in zip(centred, groups, strict=True)]
+    if grpo.advantage == "distillation":  # of tokens, in the update
+        return
+    per_turn = grpo.advantage in ("turn_return", "gigpo")
+    rows = turn_rows(episodes, grpo, reward_args) if per_turn else episode_rows(episodes, grpo)
+    kept = [e.trained for e in episodes]
     if grpo.normalize == "rms":
-        pool = np.concatenate([row for e, row in zip(episodes, centred, strict=True) if e.trained])
-        centred = [row / np.sqrt(np.mean(pool**2)) for row in centred]
+        pool = np.concatenate([row for row, own in zip(rows, kept, strict=True) if own])
+        rows = [row / np.sqrt(np.mean(pool**2)) for row in rows]
     limit = np.inf if grpo.advantage_clip is None else grpo.advantage_clip
-    for e, row in zip(episodes, centred, strict=True):
+    for e, row in zip(episodes, rows, strict=True):
         values = np.clip(row, -limit, limit).tolist()
-        if grpo.credit == "episode":
+        if not per_turn:
             e.advantage = values[0]
         else:
             for turn, value in zip(responses(e), values, strict=True):
                 turn.advantage = value
+
+
+def turn_rows(episodes: Sequence[Trajectory], grpo: GrpoOptions, reward_args: Mapping[str, Any]) -> list[np.ndarray]:
+    """Advantages of each episode's turns, before they are scaled alike."""
+    args, groups = grpo.advantage_args, np.array([e.group_index for e in episodes])
+    to_go, by_std = [returns(e, args["gamma"], reward_args) for e in episodes], args["scale"] == "std"
+    if grpo.advantage == "gigpo":
+        whole = less_mean(np.array([float(e.reward or 0.0) for e in episodes]), groups, by_std=by_std)
+        rows = less_baselines(to_go, episodes, "state", by_std=by_std)
+        return [one + args["omega"] * row for one, row in zip(whole, rows, strict=True)]
+    rows = less_baselines(to_go, episodes, args["baseline"], args["leave_one_out"])
+    for group in set(groups) if by_std else ():
+        own = np.flatnonzero(groups == group)
+        pool = np.concatenate([rows[number] for number in own])
+        for number in own:
+            rows[number] = rows[number] / (pool.std(ddof=1) + 1e-6 if np.ptp(pool) > 1e-6 else 1.0)
+    return rows
+
+
+def episode_rows(episodes: Sequence[Trajectory], grpo: GrpoOptions) -> list[np.ndarray]:
+    """The advantage of each episode, before they are scaled alike."""
+    rewards, groups = np.array([float(e.reward or 0.0) for e in episodes]), np.array([e.group_index for e in episodes])
+    found = less_mean(rewards, groups, by_std=grpo.advantage == "grpo")
+    if grpo.advantage == "rloo":
+        for number, group in enumerate(groups):
+            others = (groups == group) & (np.arange(len(groups)) != number)
+            found[number] = rewards[number] - rewards[others].mean()
+    if grpo.advantage.startswith("reinforce_pp"):
+        values = rewards if grpo.advantage == "reinforce_pp" else found
+        tokens = [int(e.loss_mask.sum()) * e.trained for e in episodes]
+        pool = np.repeat(values, tokens)
+        found = (values - pool.mean()) / np.sqrt(pool.var(ddof=1) + 1e-8)
+    return [np.array([value]) for value in found]
+
+
+def less_mean(values: np.ndarray, groups: np.ndarray, *, by_std: bool) -> np.ndarray:
+    """Values less the mean of their group, divided by its standard deviation or not."""
+    found = np.zeros(len(values))
+    for group in set(groups):
+        own = groups == group
+        if np.ptp(values[own]) > 1e-6:
+            found[own] = (values[own] - values[own].mean()) / (values[own].std(ddof=1) + 1e-6 if by_std else 1.0)
+    return found
+
+
+def less_baselines(
+    to_go: Sequence[np.ndarray],
+    episodes: Sequence[Trajectory],
+    baseline: str,
+    leave_one_out: bool = False,
+    *,
+    by_std: bool = False,
+) -> list[np.ndarray]:
+    """Each return less the mean of its group's at the same turn, on the same board, or both."""
+    places: dict[Any, list[tuple[int, int]]] = {}
+    for number, (e, row) in enumerate(zip(episodes, to_go, strict=True)):
+        users = [turn for turn in e.turns if turn.role == "user"]
+        for turn in range(len(row)):
+            board = (users[turn].text, *(e.images[index] for index in users[turn].image_indices))
+            key = {"turn": turn, "state": board, "state_turn": (turn, board)}[baseline]
+            places.setdefault((e.group_index, key), []).append((number, turn))
+    found = [np.zeros(len(row)) for row in to_go]
+    for cell in places.values():
+        values = np.array([to_go[number][turn] for number, turn in cell])
+        if np.ptp(values) <= 1e-6:
+            continue
+        for number, turn in cell:
+            others = [to_go[one][at] for one, at in cell if not leave_one_out or one != number]
+            if others:
+                scale = values.std(ddof=1) + 1e-6 if by_std else 1.0
+                found[number][turn] = (to_go[number][turn] - np.mean(others)) / scale
+    return found
 
 
 def responses(episode: Trajectory) -> list[Any]:

@@ -109,6 +109,8 @@ def settings(base: TrainOptions, changes: Mapping[str, Any], model: type[TrainOp
         for section in sections:
             place = place[section]
         place[field] = value
+        if f"{field}_args" in place:  # those of another estimator
+            place[f"{field}_args"] = {}
     return model.model_validate(values)
 
 

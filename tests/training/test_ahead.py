@@ -260,7 +260,7 @@ def test_weights_of_a_folder_are_those_of_its_policy(setup: Setup) -> None:
         ({"loop": {"save_interval": 2}}, "save_interval=2 and loop.keep_last=2: rollouts take their weights from"),
         ({"loop": {"keep_last": 1}}, "keep_last=1: rollouts take their weights from the newest two checkpoints"),
         ({"rollout": {"server": {"colocated": True}}}, "colocated=true: servers that take turns with the trainer"),
-        ({"grpo": {"old_log_probs": "recompute"}}, "take old_log_probs=rollout, or set importance_cap"),
+        ({"grpo": {"old_log_probs": "recompute"}}, "take old_log_probs=rollout, or importance=truncated"),
         (
             {"rollout": {"partial": True, "max_turns": 1, "over_sampling": 2.0}, "grpo": {"mixed_versions": "keep"}},
             "rollout.partial=true: aborted episodes",
@@ -270,5 +270,5 @@ def test_weights_of_a_folder_are_those_of_its_policy(setup: Setup) -> None:
 def test_what_it_needs(setup: Setup, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"loop.max_staleness=1 with .*{message}"):
         changed(options_of(setup), changes)
-    changed(options_of(setup), {"grpo": {"old_log_probs": "recompute", "importance_cap": 2.0}})
+    changed(options_of(setup), {"grpo": {"old_log_probs": "recompute", "importance": "truncated"}})
     changed(options_of(setup), {**changes, "loop": {**changes.get("loop", {}), "max_staleness": 0}})

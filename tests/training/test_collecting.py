@@ -111,7 +111,14 @@ def roll_out(requests: Sequence[EpisodeRequest], says: str, abort_after: int | N
 
 def collector_of(options: TrainOptions, play: Callable[..., list[Trajectory]], **changes: Any) -> Collector:
     values = options.model_dump()
-    values["grpo"] |= {"groups": 3, "group_size": 2, "filter": "mixed_success", "credit": "episode", "min_groups": 2}
+    values["grpo"] |= {
+        "groups": 3,
+        "group_size": 2,
+        "filter": "mixed_success",
+        "advantage": "dr_grpo",
+        "advantage_args": {},
+        "min_groups": 2,
+    }
     values["rollout"] |= {"max_turns": 1}
     for name, value in changes.items():
         values["rollout" if name in ("over_sampling", "partial") else "grpo"][name] = value

@@ -57,7 +57,7 @@ def own_code(folder: Path, options: TrainOptions, *, fails: bool = False, silent
     values["env"] = {"factory": str(own)}
     values["reward"] = {"function": "coins.solved_reward"}
     values["rollout"] |= {"max_turns": 1}
-    values["grpo"] |= {"credit": "episode"}
+    values["grpo"] |= {"advantage": "dr_grpo", "advantage_args": {}}
     values["warm_start"]["teacher"] |= {"factory": str(own)}
     return TrainOptions.model_validate(values)
 

@@ -33,7 +33,7 @@ GIVEN = {
     "reward": {"function": "coins.solved_reward"},  # 1 for an odd number of characters
     "rollout.max_turns": 1,
     "rollout.max_tokens_per_turn": 1,
-    "grpo.credit": "episode",
+    "grpo.advantage": "dr_grpo",
     "grpo.groups": GROUPS,
     "grpo.group_size": SIZE,
     "optimizer.warmup_iterations": 0,

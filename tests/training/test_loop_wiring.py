@@ -25,7 +25,8 @@ from training.setup import NOTHING_STORED, Setup, by_iteration, copied, settings
 
 FRESH = {
     "grpo.old_log_probs": "recompute",
-    "grpo.importance_cap": 0.9999999,
+    "grpo.importance": "truncated",
+    "grpo.importance_args.cap": 0.9999999,
     "grpo.kl_coefficient": 0.3,
     "grpo.kl_kind": "k2",
     "grpo.passes": 2,
@@ -37,7 +38,8 @@ FRESH = {
 OF_THE_ENGINE = {
     "grpo.reduction": "sample_mean",
     "grpo.entropy_coefficient": 0.1,
-    "grpo.normalize": "std",
+    "grpo.advantage_args.scale": "std",
+    "grpo.normalize": "none",
     "grpo.advantage_clip": 0.8,
     "rollout.sampling.temperature": 1.5,
     "optimizer.matrices": "muon",

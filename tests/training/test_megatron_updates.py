@@ -37,16 +37,16 @@ ROOT = Path(__file__).parents[2]
 TASKS = {"sokoban": TrainOptions, "geo3k": Geo3kTrainOptions, "geo3k_multi_turn": Geo3kMultiTurnTrainOptions}
 LAYOUTS = ("four shards", "tensor 2, sequence", "tensor 2 x data 2")
 CHANGES = {
-    "grpo.credit": "episode",
-    "grpo.baseline": "turn",
+    "grpo.advantage": "dr_grpo",
     "grpo.old_log_probs": "recompute",
-    "grpo.importance_cap": 2.0,
+    "grpo.importance": "truncated",
     "grpo.groups_per_step": 2,
     "grpo.groups": 3,
     "grpo.group_size": 2,
     "optimizer.matrices": "muon",
     "rollout.max_tokens_per_turn": 12,
 }
+LOSSES = {"sokoban": "ppo", "geo3k": "gspo", "geo3k_multi_turn": "gmpo"}
 ITERATIONS = 2
 
 
@@ -92,7 +92,7 @@ def stored(
     def play(task: str) -> StoredRun:
         text = (ROOT / f"conf/base/parameters/train_{task}.yml").read_text(encoding="utf-8")
         values = {**yaml.safe_load(text)[f"train_{task}"], "processes": 1}
-        options = settings(TASKS[task].model_validate(values), CHANGES, TASKS[task])
+        options = settings(TASKS[task].model_validate(values), CHANGES | {"grpo.loss": LOSSES[task]}, TASKS[task])
         tiny = GeometryTinyOptions.model_validate(SPLITTABLE)
         policy = splittable if task == "sokoban" else shaken(build_tiny_policy(tiny, seed=0))
         rows = sokoban_rows(6, max_solution=3) if task == "sokoban" else geometry_rows(6, task)

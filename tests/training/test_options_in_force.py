@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from geo_sokoban_pipeline.config.estimators import ESTIMATORS
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.runs.storage import Complete
@@ -63,7 +64,7 @@ ELSEWHERE = {
     "rank_timeout": ("test_worker_runs.py", "test_ranks_that_do_not_get_on_count_as_lost"),
     "ray.max_restarts": (
         "test_ray_runs.py",
-        "test_a_run_whose_driver_and_ranks_are_killed_ends_as_the_undisturbed_one",
+        "test_a_run_whose_ranks_are_killed_ends_as_the_undisturbed_one",
     ),
     "ray.min_processes": ("test_ray_runs.py", "test_lost_nodes_cost_their_iterations_and_then_a_rank"),
     "sharding": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
@@ -112,6 +113,10 @@ def effect_of(*fields: str) -> Callable[[Effect], Effect]:
 
 def test_every_field_is_shown_to_have_an_effect() -> None:
     names = set(leaves(TrainOptions))
+    # A field of an estimator's own options is shown under its name, whichever estimators have it.
+    estimators = [(kind, one) for kind, own in ESTIMATORS.items() for one in own.values()]
+    names |= {f"grpo.{kind}_args.{name}" for kind, one in estimators for name in one.arguments.model_fields}
+    names -= {f"grpo.{kind}_args" for kind in ESTIMATORS}
     wanted = {name for name in names if name.startswith(tuple(f"{section}." for section in SECTIONS))}
     wanted |= {name for name in names if name.split(".")[0] not in OTHERS | {"warm_start", *SECTIONS}}
     shown = {name for case in CASES if not case.same for name in case.changed} | {*EFFECTS, *ELSEWHERE}
@@ -126,6 +131,23 @@ def run(setup: Setup, changes: dict[str, Any]) -> list[Any]:
     options = settings(setup.options, changes)
     inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:8])
     return list(by_iteration(run_grpo(inputs, NOTHING_STORED)))
+
+
+@effect_of("grpo.overlong")
+def the_penalty_of_long_episodes_enters_the_advantage_alone(setup: Setup, tmp_path: Path) -> None:
+    lengths = np.array([episode.loss_mask.sum() for episode in setup.episodes])
+    longest, buffer = int(np.percentile(lengths, 75)), int(np.ptp(lengths)) // 2 + 1
+    changes = {"grpo.advantage": "dr_grpo", "grpo.normalize": "none", "grpo.advantage_clip": None}
+    changes["grpo.overlong"] = {"length": longest, "buffer": buffer}
+    scores = score_groups(setup.episodes, settings(setup.options, changes).grpo, SOKOBAN, {})
+    penalty = [-min(1.0, max(0.0, (length - longest + buffer) / buffer)) for length in lengths]
+    shaped = [float(episode.reward or 0.0) + less for episode, less in zip(setup.episodes, penalty, strict=True)]
+    assert -1.0 in penalty and any(-1.0 < less < 0.0 for less in penalty)
+    for episode, value, score in zip(setup.episodes, shaped, scores.episodes, strict=True):
+        own = [
+            one for other, one in zip(setup.episodes, shaped, strict=True) if other.group_index == episode.group_index
+        ]
+        assert score is not None and score.advantage == pytest.approx(value - np.mean(own), abs=1e-9)
 
 
 @effect_of("grpo.max_log_prob_difference")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, product
@@ -41,6 +42,14 @@ REDUCTIONS: dict[str, dict[str, Any]] = {
     "constant": {"constant_denominator": 40.0, "entropy_coefficient": 0.01},
 }
 KL: dict[str, dict[str, Any]] = {"kl": {"kl_coefficient": 0.1}, "no kl": {}}
+RECOMPUTE = {"old_log_probs": "recompute"}
+LOSSES: tuple[dict[str, Any], ...] = (
+    {"loss": "ppo"},
+    {"loss": "gspo", "loss_args": {"per": "turn"}},
+    {"loss": "cispo", "importance": "truncated", "importance_args": {"level": "sequence"}, **RECOMPUTE},
+    {"loss": "sapo", "importance": "masked", "importance_args": {"level": "geometric", "per": "turn"}, **RECOMPUTE},
+    {"loss": "gmpo"},
+)
 BATCHES = ("boards", "diagrams", "uneven", "one", "mixed", "text")
 # What bounds memory and changes no result; ranks then make other numbers of micro-batches and of passes of the tower.
 MEMORY: dict[str, dict[str, Any]] = {
@@ -96,6 +105,13 @@ CASES = [
 ]
 
 
+def options_of(case: tuple[str, ...]) -> dict[str, Any]:
+    """Options of GRPO in a case; the losses take turns, so that each meets every layout."""
+    layout, _, reduction, kl, batch, _ = case
+    loss = LOSSES[(list(SHARDS).index(layout) + BATCHES.index(batch)) % len(LOSSES)]
+    return {"reduction": reduction, **REDUCTIONS[reduction], **KL[kl], **loss}
+
+
 def exists(case: tuple[str, ...]) -> bool:
     """Whether there is such a case: replicas have nothing to offload, and text has no images to cut."""
     layout, *_, batch, memory = case
@@ -107,6 +123,8 @@ def test_every_two_choices_meet_in_a_case() -> None:
         return {pair for case in cases for pair in combinations(enumerate(case), 2)}
 
     assert pairs(CASES) == pairs(filter(exists, product(*CHOICES)))
+    met = {(case[0], options_of(case)["loss"]) for case in CASES}
+    assert met == set(product(SHARDS, [str(loss["loss"]) for loss in LOSSES]))
 
 
 @dataclass
@@ -202,9 +220,8 @@ def reference(setup: Setup, batches: dict[str, list[TrainSample]]) -> Any:
     """Steps of one process, each made once."""
 
     @cache
-    def made(batch: str, matrices: str, reduction: str, kl: str) -> Steps:
-        grpo = {"reduction": reduction, **REDUCTIONS[reduction], **KL[kl]}
-        return alone(setup.trained, batches[batch], matrices, grpo)
+    def made(batch: str, matrices: str, grpo: str) -> Steps:
+        return alone(setup.trained, batches[batch], matrices, json.loads(grpo))
 
     return made
 
@@ -217,11 +234,11 @@ def test_steps_of_ranks_are_those_of_one(
     reference: Any,
     case: tuple[str, ...],
 ) -> None:
-    layout, matrices, reduction, kl, batch, memory = case
-    grpo = {"reduction": reduction, **REDUCTIONS[reduction], **KL[kl]}
+    layout, matrices, _, _, batch, memory = case
+    grpo = options_of(case)
     options = optimizer_options(matrices, **MEMORY[memory])
     first, second = (together(four_ranks, setup.trained, layout, batches[batch], options, grpo) for _ in range(2))
-    compare(first, reference(batch, matrices, reduction, kl))
+    compare(first, reference(batch, matrices, json.dumps(grpo)))
     assert first.rows == second.rows
     assert all(torch.equal(weight, second.weights[name]) for name, weight in first.weights.items()), "equal bits"
 

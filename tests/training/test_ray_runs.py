@@ -42,6 +42,7 @@ import words
 def reward(result, args):
     return {"reward": words.HALF * len(result.responses) + result.metrics["success"]}
 """
+GEOMETRY = "train_geo3k_multi_turn"
 
 
 def params(*parts: dict[str, Any], run: str = RUN) -> tuple[str, str]:
@@ -71,7 +72,10 @@ def undisturbed(stored: Path) -> dict[str, Any]:
 def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
     ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """Ranks and rollout workers have an empty working folder, a data root that they cannot see, and the user's code."""
+    """Ranks and rollout workers have an empty working folder, a data root that they cannot see, and the user's code.
+
+    Of geometry; those of Sokoban are below.
+    """
     own = ray_cluster.hidden / "own"
     own.mkdir()
     (own / "reward.py").write_text(OWN_REWARD, encoding="utf-8")
@@ -81,61 +85,49 @@ def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
         **SHAPE,
         "loop.iterations": 3,
         "grpo.kl_coefficient": 0.0,
-        "grpo.credit": "episode",
+        "grpo.advantage": "dr_grpo",
         "reward.function": f"{own}/reward.py",
         "rollout.workers": 2,
         "ray.cpus": 0.5,
     }
     data = ray_cluster.hidden / "submitted"
-    words = " ".join(params(shape, APART))
+    words = " ".join(params(shape, APART, run=GEOMETRY))
     entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {words}"
     variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
-    with beside(kedro_command(*params(shape), data_root=tmp_path)):
+    with beside(kedro_command(*params(shape, run=GEOMETRY), data_root=tmp_path)):
         submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
         output, _ = submitted.communicate(timeout=600)
         assert submitted.returncode == 0, output[-4000:]
-    assert_same_run(read_run(tmp_path), read_run(data))
+    assert_same_run(read_run(tmp_path, GEOMETRY), read_run(data, GEOMETRY))
     assert os.listdir(ray_cluster.folder) == []
     assert ray_cluster.ranks_left() == []
 
 
-def test_geometry_has_the_bits_of_this_machine(ray_cluster: RayCluster, tmp_path: Path) -> None:
-    run = "train_geo3k_multi_turn"
-    shape = {**SHARDED, "loop.iterations": 1}
-    end = f"--to-nodes={run}.train_grpo"
-    data = ray_cluster.hidden / run
-    with beside(kedro_command(*params(shape, run=run), end, data_root=tmp_path)):
-        finish(kedro_command(*params(shape, APART, run=run), end, data_root=data, **ray_cluster.environment))
-    assert_same_run(read_run(tmp_path, run), read_run(data, run))
-
-
-def test_megatrons_ranks_have_the_first_iteration_of_this_machine(
+def test_megatrons_ranks_have_the_first_iteration_of_this_machine_and_end_with_their_driver(
     ray_cluster: RayCluster, undisturbed: dict[str, Any]
 ) -> None:
-    """Without Megatron there; every rank reads its pieces of the weights, and of a reference policy."""
+    """Without Megatron there; every rank reads its pieces of the weights, and of a reference policy.
+
+    The driver is killed in the second iteration; the cluster lives on.
+    """
     data = ray_cluster.hidden / "megatron"
-    one = {**SHAPE, "warm_start.steps": 0, "loop.iterations": 1, "backend": "megatron", "megatron.tensor_parallel": 2}
-    finish(kedro_command(*params(one, APART), LOOP, data_root=data, **ray_cluster.environment))
+    shape = {**SHAPE, "warm_start.steps": 0, "backend": "megatron", "megatron.tensor_parallel": 2}
+    environment = {**ray_cluster.environment, **kill_at(f"{Event.COLLECT}:1")}
+    finish(kedro_command(*params(shape, APART), LOOP, data_root=data, **environment), -signal.SIGKILL)
+    assert ray_cluster.ranks_left(300) == [], "ranks outlive their driver"
     found, name = read_run(data), "trajectories/iter=00000/part-000.parquet"
     ids = [[row["token_ids"] for row in run["episodes"][name]] for run in (undisturbed, found)]
     assert ids[0] == ids[1] and len(ids[0]) == 16
     metrics = [run["metrics"]["iter=00000.json"] for run in (undisturbed, found)]
     train = [{name: value for name, value in row.items() if name.startswith("train/")} for row in metrics]
     assert train[0]["train/kl_loss"] > 0 and train[1] == pytest.approx(train[0], rel=1e-5, abs=1e-6)
-    assert ray_cluster.ranks_left() == []
 
 
-def test_a_run_whose_driver_and_ranks_are_killed_ends_as_the_undisturbed_one(
+def test_a_run_whose_ranks_are_killed_ends_as_the_undisturbed_one(
     ray_cluster: RayCluster, undisturbed: dict[str, Any]
 ) -> None:
     data = ray_cluster.hidden / "killed"
     environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
-
-    # The driver's death ends its ranks, and the cluster lives on.
-    process = kedro_command(*params(SHARDED, APART), data_root=data, **environment, **kill_at(f"{Event.UPDATE}:*"))
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL, output[-3000:]
-    wait_until(lambda: ray_cluster.ranks() == [], "ranks outlive their driver")
 
     # One death is more than allowed.
     limited = params(SHARDED, APART, {"ray.max_restarts": 0})
@@ -155,101 +147,42 @@ def test_a_run_whose_driver_and_ranks_are_killed_ends_as_the_undisturbed_one(
     assert ray_cluster.ranks_left() == []
 
 
-def test_lost_nodes_cost_their_iterations_and_then_a_rank(
-    ray_cluster: RayCluster, undisturbed: dict[str, Any], tmp_path: Path
-) -> None:
-    """They go when an iteration is to be trained; another node takes the place of the first, none that of the second.
-
-    Then one rank does the work of two: the same episodes, and the same steps but for the rounding of sums. It offloads,
-    so that its engine has to be given what it has trained.
-    """
-    data = ray_cluster.hidden / "nodes"
-    environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
-    allowed = {"ray.min_processes": 1, "ray.patience": 10, "optimizer.offload": "true"}
-    mark = tmp_path / "mark"
-    losses = kill_at(f"{Event.UPDATE}:*", 1, 3, whom=mark)
-    process = kedro_command(*params(SHARDED, APART, allowed), LOOP, data_root=data, **environment, **losses)
-    for is_replaced in (True, False):
-        wait_until(mark.exists, "no update")
-        if is_replaced:  # before it is lost: a busy machine may need longer for a node than the run is patient
-            ray_cluster.add_node()
-        ray_cluster.remove_node(ray_cluster.nodes[1])
-        mark.unlink()
-    try:
-        output = finish(process, timeout=600)
-    finally:
-        ray_cluster.add_node()
-    assert "All ranks are built anew (1 of 3)" in output, output[-3000:]
-    assert "the cluster has place for 1 of 2 ranks" in output, output[-3000:]
-    found = read_run(data)
-    names = [f"trajectories/iter={number:05d}/part-000.parquet" for number in range(2)]
-    assert found["episodes"][names[0]] == undisturbed["episodes"][names[0]], "two ranks"
-    assert found["metrics"]["iter=00000.json"] == undisturbed["metrics"]["iter=00000.json"]
-    weights = "checkpoints/iter=00000/model.safetensors"
-    assert found["weights"][weights] == undisturbed["weights"][weights]
-    ids, wanted = ([row["token_ids"] for row in run["episodes"][names[1]]] for run in (found, undisturbed))
-    assert ids == wanted and len(ids) > 8
-    row, other = (run["metrics"]["iter=00001.json"] for run in (found, undisturbed))
-    train = [name for name in row if name.startswith("train/")]
-    assert {name: row[name] for name in train} == pytest.approx({name: other[name] for name in train}, 1e-3, 1e-5)
-    metrics = sorted((data / "07_model_output" / RUN / "default" / "metrics").glob("*.json"))
-    stored = [read_json(path) for path in metrics]
-    assert [one.get("perf/missing_ranks") for one in stored] == [None, 1]
-    assert [one["perf/restarts"] for one in stored] == [1, 1]
-    layouts = [
-        read_json(path)["layout"]["processes"] for path in sorted(checkpoints_of(data).glob("iter=*/manifest.json"))
-    ]
-    assert layouts == [2, 1]
-    assert ray_cluster.ranks_left() == []
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "source", "kill", "restarts"),
-    [
-        # While it samples the second of two iterations.
-        (
-            "rollout_sokoban",
-            "checkpoint=start,rollout_sokoban.iterations=2",
-            kill_at(f"{Event.COLLECT}:1", whom="rank"),
-            [None, 1],
-        ),
-        # While it takes a step, and while it writes what it has trained, which comes after another step.
-        (
-            "update_sokoban",
-            "iteration=1",
-            kill_at(f"{Event.UPDATE}:1|{Event.FILE_FETCHED}:{MOMENTS}", 1, 3, whom="rank"),
-            [2],
-        ),
-    ],
-)
 def test_what_works_on_a_stored_run_begins_again_after_a_death(
-    ray_cluster: RayCluster,
-    undisturbed: dict[str, Any],
-    stored: Path,
-    pipeline: str,
-    source: str,
-    kill: dict[str, str],
-    restarts: list[int | None],
+    ray_cluster: RayCluster, undisturbed: dict[str, Any], stored: Path
 ) -> None:
-    """Where a rank is killed, each ends as it does on this machine: as the iteration of the run, bit for bit."""
-    data = ray_cluster.hidden / pipeline
+    """Where a rank is killed, each ends as it does on this machine: as the iteration of the run, bit for bit.
+
+    While it takes a step, and while it writes what it has trained, which comes after another step; then, when both are
+    done again, while it samples the second of two iterations.
+    """
+    data = ray_cluster.hidden / "stored"
     shutil.copytree(stored, data)
-    environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data), **kill}
+    points = f"{Event.UPDATE}:1|{Event.FILE_FETCHED}:{MOMENTS}|{Event.COLLECT}:1"
+    environment = {**ray_cluster.environment, **kill_at(points, 1, 3, 6, whom="rank")}
+    environment["GEO_SOKOBAN_DATA_ROOT"] = str(data)
     _, given = params(SHARDED, APART)
-    words = (f"--pipelines={pipeline}", f"{given},{pipeline}.source.{source}")
-    output = finish(kedro_command(*words, data_root=data, **environment))
-    assert f"All ranks are built anew ({restarts[-1]} of 3)" in output, output[-3000:]
-    found = read_run(data, pipeline)
+    sampled = "rollout_sokoban.source.checkpoint=start,rollout_sokoban.iterations=2"
+    words = (
+        "--pipelines=rollout_sokoban,update_sokoban",
+        f"{given},{sampled},update_sokoban.source.iteration=1",
+    )
+    finish(kedro_command(*words, data_root=data, **environment))
     assert read_run(data) == undisturbed
-    metrics = data / "07_model_output" / pipeline / "default" / "metrics"
-    assert [read_json(path).get("perf/restarts") for path in sorted(metrics.glob("*.json"))] == restarts
-    if pipeline == "update_sokoban":
-        assert found["weights"] and found["weights"].items() <= undisturbed["weights"].items()
-    else:
-        name = "trajectories/iter=00000/part-000.parquet"
-        ids, wanted = ([row["token_ids"] for row in run["episodes"][name]] for run in (found, undisturbed))
-        assert ids == wanted
-        assert len(found["episodes"]["trajectories/iter=00001/part-000.parquet"]) == len(wanted)
+
+    def restarts_of(pipeline: str) -> list[int | None]:
+        metrics = data / "07_model_output" / pipeline / "default" / "metrics"
+        return [read_json(path).get("perf/restarts") for path in sorted(metrics.glob("*.json"))]
+
+    assert restarts_of("rollout_sokoban") == [None, 1]
+    name = "trajectories/iter=00000/part-000.parquet"
+    episodes = read_run(data, "rollout_sokoban")["episodes"]
+    ids, wanted = ([row["token_ids"] for row in found[name]] for found in (episodes, undisturbed["episodes"]))
+    assert ids == wanted
+    assert len(episodes["trajectories/iter=00001/part-000.parquet"]) == len(wanted)
+
+    assert restarts_of("update_sokoban") == [2]
+    weights = read_run(data, "update_sokoban")["weights"]
+    assert weights and weights.items() <= undisturbed["weights"].items()
     assert not list((data / "06_models").rglob(".ahead.*"))
     assert ray_cluster.ranks_left() == []
 
@@ -322,3 +255,51 @@ def test_a_cluster_of_the_runs_own_ends_with_it_and_others_live_on(ray_cluster: 
     assert process.returncode == -signal.SIGKILL, output[-3000:]
     wait_until(lambda: left() == [], "processes of the run's cluster are left")
     assert all(node.poll() is None for node in ray_cluster.nodes)
+
+
+# Last: the next file gives the cluster another node.
+
+
+def test_lost_nodes_cost_their_iterations_and_then_a_rank(
+    ray_cluster: RayCluster, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """They go when an iteration is to be trained; another node takes the place of the first, none that of the second.
+
+    Then one rank does the work of two: the same episodes, and the same steps but for the rounding of sums. It offloads,
+    so that its engine has to be given what it has trained.
+    """
+    data = ray_cluster.hidden / "nodes"
+    environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
+    allowed = {"ray.min_processes": 1, "ray.patience": 10, "optimizer.offload": "true"}
+    mark = tmp_path / "mark"
+    losses = kill_at(f"{Event.UPDATE}:*", 1, 3, whom=mark)
+    process = kedro_command(*params(SHARDED, APART, allowed), LOOP, data_root=data, **environment, **losses)
+    for is_replaced in (True, False):
+        wait_until(mark.exists, "no update")
+        if is_replaced:  # before it is lost: a busy machine may need longer for a node than the run is patient
+            ray_cluster.add_node()
+        ray_cluster.remove_node(ray_cluster.nodes[1])
+        mark.unlink()
+    output = finish(process, timeout=600)
+    assert "All ranks are built anew (1 of 3)" in output, output[-3000:]
+    assert "the cluster has place for 1 of 2 ranks" in output, output[-3000:]
+    found = read_run(data)
+    names = [f"trajectories/iter={number:05d}/part-000.parquet" for number in range(2)]
+    assert found["episodes"][names[0]] == undisturbed["episodes"][names[0]], "two ranks"
+    assert found["metrics"]["iter=00000.json"] == undisturbed["metrics"]["iter=00000.json"]
+    weights = "checkpoints/iter=00000/model.safetensors"
+    assert found["weights"][weights] == undisturbed["weights"][weights]
+    ids, wanted = ([row["token_ids"] for row in run["episodes"][names[1]]] for run in (found, undisturbed))
+    assert ids == wanted and len(ids) > 8
+    row, other = (run["metrics"]["iter=00001.json"] for run in (found, undisturbed))
+    train = [name for name in row if name.startswith("train/")]
+    assert {name: row[name] for name in train} == pytest.approx({name: other[name] for name in train}, 1e-3, 1e-5)
+    metrics = sorted((data / "07_model_output" / RUN / "default" / "metrics").glob("*.json"))
+    stored = [read_json(path) for path in metrics]
+    assert [one.get("perf/missing_ranks") for one in stored] == [None, 1]
+    assert [one["perf/restarts"] for one in stored] == [1, 1]
+    layouts = [
+        read_json(path)["layout"]["processes"] for path in sorted(checkpoints_of(data).glob("iter=*/manifest.json"))
+    ]
+    assert layouts == [2, 1]
+    assert ray_cluster.ranks_left() == []

@@ -354,7 +354,7 @@ def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
                 ray_cluster.remove_node(node)
             else:
                 os.kill(ranks.pop(), signal.SIGKILL)
-        ray_cluster.add_node()
+        ray_cluster.fill()
 
     options = changed(setup, WORKERS | {"placement": "ray", "ray.patience": 60.0}, **stopping(""))
     folder = tmp_path / "policy"

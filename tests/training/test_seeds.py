@@ -48,7 +48,14 @@ def options(train_options: TrainOptions) -> TrainOptions:
     values["env"] = {"factory": "coins.build_env"}
     values["reward"] = {"function": "coins.solved_reward"}
     values["rollout"] |= {"max_turns": 1, "max_tokens_per_turn": 6}
-    values["grpo"] |= {"groups": 2, "group_size": 2, "filter": "none", "credit": "episode", "max_refill": 1.0}
+    values["grpo"] |= {
+        "groups": 2,
+        "group_size": 2,
+        "filter": "none",
+        "advantage": "dr_grpo",
+        "advantage_args": {},
+        "max_refill": 1.0,
+    }
     return TrainOptions.model_validate(values)
 
 

@@ -197,7 +197,9 @@ def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path
     command = (
         "--pipelines=train_sokoban",
         "--params=train_sokoban.processes=2,train_sokoban.loop.iterations=2,train_sokoban.grpo.kl_coefficient=0.01,"
-        "train_sokoban.grpo.old_log_probs=recompute,train_sokoban.warm_start.steps=4",
+        "train_sokoban.grpo.old_log_probs=recompute,train_sokoban.warm_start.steps=4,"
+        # Other estimators than those of the runs of one process.
+        "train_sokoban.grpo.advantage=gigpo,train_sokoban.grpo.loss=gmpo,train_sokoban.grpo.importance=masked",
     )
     loop = "--to-nodes=train_sokoban.train_grpo"
     finish(kedro_command(*command, loop, data_root=tmp_path / "one"))

@@ -177,6 +177,8 @@ def test_the_same_in_every_process():
         ("a.jsonl@[3]", "a.jsonl@[3]", slice(None)),
         ("a@[1:2]b.jsonl", "a@[1:2]b.jsonl", slice(None)),
         ("a.jsonl@[-:2]", "a.jsonl@[-:2]", slice(None)),
+        ("~/a.jsonl", f"{Path.home()}/a.jsonl", slice(None)),
+        ("~/a.jsonl@[2:]", f"{Path.home()}/a.jsonl", slice(2, None)),
     ],
 )
 def test_slice_syntax(path, file, window):
