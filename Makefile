@@ -158,7 +158,8 @@ bench-memory: $(DEV_STAMP) ## Memory of the recipes over 200 iterations, 16 minu
 bench-backends: $(DEV_STAMP) ## Reward over iterations with both backends, three seeds, 20 minutes. BENCH_DOCS=1 writes the docs.
 	$(BIN)/python -m pytest benchmarks/test_backends.py -s $(BENCH_ARGS)
 
-bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine. BENCH_DOCS=1 writes the docs.
+bench-peer: $(PEER_STAMP) ## Compare the losses with TRL's, and time one GRPO step; best on an idle machine. BENCH_DOCS=1 writes the docs.
+	$(PEER_VENV)/bin/python -m benchmarks.peer.losses
 	$(PEER_VENV)/bin/python -m benchmarks.peer $(BENCH_ARGS)
 
 mutants: $(DEV_STAMP) ## Put 300 random faults into a copy of the code, one at a time, and list those that no test notices.

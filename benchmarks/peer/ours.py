@@ -52,12 +52,11 @@ def make_options(setting: Setting, reuse_cache: bool = True) -> TrainOptions:
             "grpo": {
                 "groups": setting.groups,
                 "group_size": setting.group_size,
-                "credit": "episode",
-                "normalize": "std",
+                "advantage": "grpo",
+                "normalize": "none",
                 "filter": "none",
                 "groups_per_step": None,
-                "clip_low": setting.clip,
-                "clip_high": setting.clip,
+                "loss_args": {"clip_low": setting.clip, "clip_high": setting.clip},
                 "entropy_coefficient": 0.0,
             },
             "optimizer": {
