@@ -142,7 +142,7 @@ def train(policy: Policy, case: Case, work: Work) -> Figures:
     backend = build_backend(policy, case.optimizer(work), megatron=case.layout)
     scored = backend.log_probs(samples)
     gap = float(np.abs(np.concatenate(scored) - np.concatenate(exact)).mean())
-    objective = GrpoObjective(GrpoOptions(reduction="sample_mean", credit="episode", entropy_coefficient=0.0))
+    objective = GrpoObjective(GrpoOptions(reduction="sample_mean", advantage="grpo", entropy_coefficient=0.0))
     seconds, norm = [], 0.0
     try:
         for _ in range(work.updates):

@@ -10,6 +10,8 @@ import dataclasses
 import inspect
 import json
 import re
+import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,11 @@ from pydantic.fields import FieldInfo
 from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 
 from geo_sokoban_pipeline.config.base import MOST, Bounds, nested_models
+from geo_sokoban_pipeline.config.estimators import ESTIMATORS
 from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.expert import GeometryExpert
+from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.sokoban import expert as sokoban_expert
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import BOUNDS as ENV_BOUNDS
@@ -110,8 +114,9 @@ def sections_of(model: type[BaseModel], name: str, values: Any = MISSING) -> Ite
             nested += list(sections_of(inner[0], path, _pick(values, field)))
             continue
         leaves.append(_leaf(path, field, info, schema, values))
+        one_or_none = types.NoneType in typing.get_args(info.annotation)
         for one in inner:
-            nested += list(sections_of(one, f"{path}[]"))
+            nested += list(sections_of(one, path if one_or_none else f"{path}[]"))
     yield Section(name, _sentence(model.__doc__ or ""), tuple(leaves))
     yield from nested
 
@@ -161,6 +166,12 @@ def argument_sections(values: Mapping[str, Any]) -> list[Section]:
             GeometryExpert,
             {"name", "patience", "noise"},
             {},
+        ),
+        *(
+            section
+            for kind, known in ESTIMATORS.items()
+            for name, one in known.items()
+            for section in sections_of(one.arguments, f"train_*.grpo.{kind}_args ({name})")
         ),
     ]
 
@@ -214,7 +225,7 @@ def write_pages() -> dict[str, str]:
         names = [next(iter(place.values())).name for place in places if any(one.leaves for one in place.values())]
         links = ", ".join(f"[`{_shown_name(name)}`]({page}#{_anchor(name)})" for name in names if name)
         index.append(f"- [{title}]({page}){': ' + links if links else ''}")
-        tables = [line for place in places for line in _table(place)]
+        tables = [line for place in places for line in [*_table(place), *_estimators(next(iter(place.values())))]]
         pages[page] = (
             "\n".join([f"# {title}", "", "Read [how they are given](../parameters.md) first.", *tables]) + "\n"
         )
@@ -242,6 +253,21 @@ def _table(place: Mapping[str, Section]) -> list[str]:
         ]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*head, *rows]
+
+
+def _estimators(section: Section) -> list[str]:
+    """Below the section of GRPO: what each registered estimator computes."""
+    if section.name != "train_*.grpo":
+        return []
+    rows = ["", "## Registered estimators", "", "| option | name | meaning |", "|---|---|---|"]
+    for kind, known in ESTIMATORS.items():
+        for name, one in known.items():
+            function = load_object(f"geo_sokoban_pipeline.grpo.{one.function}")
+            source = _sentence(inspect.getmodule(function).__doc__ or "")
+            words = f"{source} {_sentence(function.__doc__)}" if "arXiv" in source else _sentence(function.__doc__)
+            cells = [f"`grpo.{kind}`", f"`{name}`", words]
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return rows
 
 
 def _by_task(values: Mapping[str, str], place: Mapping[str, Section]) -> str:
@@ -352,7 +378,7 @@ def _holds_many(info: FieldInfo) -> bool:
 
 def _belongs(name: str, end: str) -> bool:
     """Whether arguments stand below a section: `train_sokoban.env.args.rewards` below `env`."""
-    return name.partition(".")[2].split(".args")[0] == end
+    return re.split(r"\.\w*args", name.partition(".")[2])[0] == end
 
 
 def _model(name: str) -> type[BaseModel]:
@@ -394,7 +420,7 @@ def _anchor(title: str) -> str:
 def _default(leaf: Leaf) -> str:
     if leaf.default is MISSING:
         return "needed"
-    given = leaf.default and leaf.name.endswith(".args")
+    given = leaf.default and leaf.name.endswith("args")
     return "see below" if given else f"`{_json(leaf.default)}`"
 
 
