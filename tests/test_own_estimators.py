@@ -24,6 +24,8 @@ from geo_sokoban_pipeline.grpo.estimators import (
 )
 from geo_sokoban_pipeline.grpo.groups import Episodes
 from geo_sokoban_pipeline.grpo.loss import token_batch
+from geo_sokoban_pipeline.preflight.own_code import try_estimators
+from task_options import TrainOptions
 
 EPISODES = Episodes(
     group=np.zeros(2, np.int64),
@@ -32,7 +34,9 @@ EPISODES = Episodes(
     lengths=[np.array([3, 2]), np.array([4])],
 )
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
-BATCH = token_batch(torch.full((2, 3), -0.5), torch.full((2, 3), -0.6), torch.zeros(2, 3), torch.ones(2), MASK)
+BATCH = token_batch(
+    torch.full((2, 3), -0.5, requires_grad=True), torch.full((2, 3), -0.6), torch.zeros(2, 3), torch.ones(2), MASK
+)
 CALLS: dict[Kind, Callable[[Estimator], Any]] = {
     "advantage": lambda one: estimate_advantages(one, EPISODES),
     "loss": lambda one: estimate_loss(one, BATCH),
@@ -88,6 +92,8 @@ WRONG: list[tuple[Kind, str, str]] = [
     ("advantage", "return [[1.0], [2.0]]", "episode 0 has 2 turns and advantages of shape (1,)"),
     ("advantage", "return [1.0, float('nan')]", "episode 1 has the advantage nan; it must be finite"),
     ("advantage", "return [[1.0, -float('inf')], [0.0]]", "episode 0 has the advantage -inf; it must be finite"),
+    ("loss", "return data.old_log_probs, {}", "terms have no gradient; they must depend on batch.log_probs"),
+    ("loss", "return data.log_probs, {'loss': data.mask}", "the metric 'loss' is the trainer's; give it another name"),
     ("loss", "return data.log_probs", "must return ((B, T) terms, metrics by name), not a Tensor"),
     ("loss", "return data.log_probs.sum(), {}", "terms must be a tensor of shape (2, 3), not shape ()"),
     ("loss", "return 1.0, {}", "terms must be a tensor of shape (2, 3), not a float"),
@@ -106,6 +112,20 @@ def test_a_result_that_does_not_fit_is_told_with_the_function(write: Any, kind: 
     text = str(error.value)
     assert text.startswith(f"grpo.{kind}=own.py: {said}") and text.endswith(", in own.py, line 4")
     assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("advantage", "return data.reward", "it promises zero_on_equal_groups, but a group of equal rewards has other"),
+        ("loss", "return data.log_probs - data.log_probs.mean(), {}", "terms of a row change with the other rows"),
+    ],
+)
+def test_a_broken_promise_is_found_before_a_run(write: Any, kind: Kind, body: str, said: str) -> None:
+    spec = write(kind, body)
+    Path(spec).write_text(f"{Path(spec).read_text()}\n\n{kind}.zero_on_equal_groups = True\n")
+    (found,) = try_estimators("train_sokoban", TrainOptions.model_validate({"grpo": {kind: spec}}))
+    assert found.state == "failure" and found.found.startswith(f"train_sokoban.grpo.{kind}=own.py: {said}")
 
 
 @pytest.mark.parametrize("kind", CALLS)

@@ -113,14 +113,24 @@ def audited(entry: AuditedEntry, policy: Policy, grpo: GrpoOptions) -> dict[str,
     return {check.check: check for check in audit_entries([entry], policy, rules)}
 
 
-@pytest.mark.parametrize("rule", ["drop", "mask"])
+@pytest.mark.parametrize(
+    ("rule", "changes", "reads_tokens"),
+    [
+        ("drop", {"advantage": "dr_grpo"}, False),
+        ("mask", {"advantage": "dr_grpo"}, False),
+        ("drop", {"advantage": "dr_grpo", "overlong": {"length": 9, "buffer": 9}}, True),
+        ("drop", {"advantage": "reinforce_pp", "normalize": "none"}, True),
+    ],
+)
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("episodes", [1, 2])
 def test_the_audit_checks_the_scores_of_whole_groups_alone(
-    tmp_path: Path, tiny_policy: Policy, episodes: int, tokens: bool, rule: Any
+    tmp_path: Path, tiny_policy: Policy, episodes: int, tokens: bool, rule: Any, changes: Any, reads_tokens: bool
 ) -> None:
-    """Scores need all episodes of a group; of the tokens they need no more than retention keeps."""
-    grpo = GrpoOptions(advantage="dr_grpo", filter="none", group_size=4, mixed_versions=rule)
+    """Scores need all episodes of a group; of the tokens they need no more than retention keeps, or the check is left
+    out with a note.
+    """
+    grpo = GrpoOptions(**changes, filter="none", group_size=4, mixed_versions=rule)
 
     def audit(is_wrong: bool) -> dict[str, AuditCheck]:
         made = make_trajectories(8, turns=1, iteration=3)
@@ -140,9 +150,11 @@ def test_the_audit_checks_the_scores_of_whole_groups_alone(
     for name in ("token parity", "response ends", "image grids"):
         assert sound[name].checked == (8 // episodes if tokens else 0), name
     checked = 8 if episodes == 1 else 0
-    assert (sound["advantages"].checked, sound["groups"].checked) == (checked, checked // 4)
-    for name in ("advantages", "groups"):
-        assert sound[name].findings == () and bool(wrong[name].findings) == bool(checked)
+    scored = 0 if reads_tokens and not tokens else checked
+    assert (sound["advantages"].checked, sound["groups"].checked) == (scored, checked // 4)
+    for name, count in (("advantages", scored), ("groups", checked)):
+        assert sound[name].findings == () and bool(wrong[name].findings) == bool(count)
+    assert bool(sound["advantages"].notes) == (scored < checked)
     thinned = 0 if tokens and episodes == 1 else 8 // episodes
     noted = sound["contract"].notes
     assert [note.partition(" thinned")[0] for note in noted] == [f"{thinned} episodes are"] * bool(thinned)

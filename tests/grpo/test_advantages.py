@@ -173,7 +173,9 @@ def test_distillation():
 def test_overlong_episodes():
     penalty = overlong_penalty([70, 80, 85, 90, 100, 110], OverlongOptions(length=100, buffer=20))
     np.testing.assert_allclose(penalty, [0, 0, -0.25, -0.5, -1, -1], rtol=0, atol=1e-15)
-    assert overlong_penalty([3, 4], OverlongOptions(length=4, buffer=8)).tolist() == [-0.875, -1.0]
+    assert overlong_penalty([0, 3, 4], OverlongOptions(length=4, buffer=4)).tolist() == [0.0, -0.75, -1.0]
+    with pytest.raises(ValueError, match="buffer=5 with length=4"):
+        OverlongOptions(length=4, buffer=5)
 
 
 @pytest.mark.parametrize(

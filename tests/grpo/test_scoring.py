@@ -80,6 +80,25 @@ def test_episode_credit_is_normalised_within_the_group() -> None:
     assert all(turn.advantage is None for episode in episodes for turn in assistant_turns(episode))
 
 
+@pytest.mark.parametrize(
+    ("scale", "normalize", "clip", "expected"),
+    [
+        ("std", "none", 4.0, 0.70711),
+        ("std", "rms", 4.0, 0.70711),
+        ("none", "none", 0.6, 0.6),
+        ("none", "rms", 0.6, 1.6),
+    ],
+)
+def test_beside_advantages_of_turns_the_episode_has_its_own(
+    scale: str, normalize: str, clip: float, expected: float
+) -> None:
+    """On the scale of the turns, clipped unless that is the root mean square: so have runs always stored it."""
+    episodes = play([[3.2], [0.0]], [False, False])
+    options = {"advantage_args": {"scale": scale}, "normalize": normalize, "advantage_clip": clip}
+    score(episodes, GrpoOptions(**options, filter="none"), SUM)
+    assert episodes[0].advantage == pytest.approx(expected, abs=1e-4)
+
+
 def test_mixed_groups_alone_are_trained_and_rms_scales_over_them() -> None:
     mixed = play([[0.0, 0.0], [0.0, 0.0]], [True, False], group=0)
     solved = play([[0.0, 0.5], [0.0, 0.0]], [True, True], group=1)

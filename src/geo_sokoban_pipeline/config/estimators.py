@@ -7,13 +7,16 @@ imports none of the functions, so that options are checked before torch is loade
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from geo_sokoban_pipeline.config.base import ArgumentsError, Count, StrictModel
+from geo_sokoban_pipeline.formats import leaves
 
 Kind = Literal["advantage", "loss", "importance"]
 Per = Literal["episode", "turn"]
@@ -170,8 +173,14 @@ ESTIMATORS: Mapping[Kind, Mapping[str, Registered]] = {
 class OverlongOptions(StrictModel):
     """DAPO's soft penalty of long episodes (arXiv 2503.14476)."""
 
-    length: Count = Field(description="Sampled tokens of an episode from which the penalty is 1.")
-    buffer: Count = Field(description="Tokens before that, over which it grows from 0.")
+    length: Count = Field(description="Sampled tokens of an episode from which the reward is lowered by 1.")
+    buffer: Count = Field(description="Tokens before that, over which it is lowered more and more.")
+
+    @model_validator(mode="after")
+    def _check(self) -> OverlongOptions:
+        if self.buffer > self.length:
+            raise ValueError(f"buffer={self.buffer} with length={self.length}: even an empty episode would be too long")
+        return self
 
 
 def registered(kind: Kind, spec: str) -> Registered | None:
@@ -182,7 +191,9 @@ def registered(kind: Kind, spec: str) -> Registered | None:
     """
     if (found := ESTIMATORS[kind].get(spec)) is not None or "." in spec:
         return found
-    raise ValueError(f"known are {', '.join(ESTIMATORS[kind])}; or give a dotted path, file.py, or file.py:name")
+    near = difflib.get_close_matches(spec, ESTIMATORS[kind], n=1)
+    known = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(f"{known}known are {', '.join(ESTIMATORS[kind])}; or give a dotted path, file.py, or file.py:name")
 
 
 def complete_arguments(kind: Kind, spec: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,6 +203,11 @@ def complete_arguments(kind: Kind, spec: str, given: Mapping[str, Any]) -> dict[
         ArgumentsError: an option is unknown, missing or not allowed.
     """
     if (found := registered(kind, spec)) is None:
+        # They are part of the run, whose options are compared and kept by name.
+        if strange := [name for name in given if not str(name).isidentifier()]:
+            raise ValueError(f"{strange[0]!r}: names of arguments are letters, digits and underscores")
+        if not all(math.isfinite(value) for _, value in leaves(given) if isinstance(value, float)):
+            raise ValueError("numbers must be finite")
         return dict(given)
     try:
         return found.arguments.model_validate(dict(given)).model_dump(mode="json")

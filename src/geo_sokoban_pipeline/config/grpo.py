@@ -41,7 +41,9 @@ from geo_sokoban_pipeline.config.rollout import (
 )
 
 Arguments = Field(
-    default_factory=dict, validate_default=True, description="Its options; docs/parameters has those of each name."
+    default_factory=dict,
+    validate_default=True,
+    description="Options of the named estimator; they are listed by name below.",
 )
 
 

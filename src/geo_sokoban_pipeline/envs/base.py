@@ -327,7 +327,7 @@ class Task(Protocol):
     def turn_values(
         self, rewards: Sequence[float], infos: Sequence[Info], parts: Mapping[str, float], args: Mapping[str, Any]
     ) -> Sequence[float]:
-        """Worth of each turn of an episode, for credit per turn; together they must be its reward.
+        """Worth of each turn of an episode, for advantages of turns; together they must be its reward.
 
         Args:
             rewards: of the turns, from the environment; a response that was cut off has none and no worth.

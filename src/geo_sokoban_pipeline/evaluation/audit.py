@@ -39,6 +39,7 @@ from geo_sokoban_pipeline.evaluation.audit_checks import (
     check_untrained,
 )
 from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
+from geo_sokoban_pipeline.grpo.estimators import load_estimator
 from geo_sokoban_pipeline.grpo.scoring import MIXED_VERSIONS, STALE
 from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -186,10 +187,15 @@ class _EntryAudit:
         self.checked = dict.fromkeys([*names, *(["groups"] if entry.trained else []), "replay", "texts"], 0)
         self.signals, self.texts = SignalCount(), TextCount()
         self.thinned = 0  # episodes of which retention has kept a part
+        self.without_tokens = 0  # of these, the ones whose advantages follow from tokens
         self._ids: set[str] = set()
         # Own code that has changed since would give other advantages.
         own = list(own_estimators(rules.grpo).keys() & {"grpo.advantage"})
-        self._no_advantages = changed_code(rules.fingerprint, own)
+        self._no_advantages = changed_code(rules.fingerprint, own) if entry.trained else None
+        recomputed = entry.trained and self._no_advantages is None
+        self._needs_tokens = recomputed and (
+            rules.grpo.overlong is not None or load_estimator("advantage", rules.grpo).reads_tokens
+        )
         self._separator = rules.rollout.effective_rules.turn_separator
         self._iterations = {key: list(own) for key, own in groupby(entry.parts, lambda name: name.partition("/")[0])}
         self.committed = {f"iter={number:05d}" for number in range(entry.iterations or 0)}
@@ -218,7 +224,10 @@ class _EntryAudit:
             "parts": [uncommitted] if self.beyond and self.entry.goes_on else [],
             "texts": self.texts.notes(),
             "groups": self.signals.notes() if self.entry.trained else [],
-            "advantages": [f"not computed again: {self._no_advantages}"] if self._no_advantages else [],
+            "advantages": [
+                *([f"not computed again: {self._no_advantages}"] if self._no_advantages else []),
+                *([f"{self.without_tokens} episodes are {left_out}"] if self.without_tokens else []),
+            ],
             "replay": [f"not replayed: {why_not_replayed}"] if why_not_replayed else [],
         }
         return [
@@ -249,7 +258,7 @@ class _EntryAudit:
     def _check_iteration(self, names: Sequence[str], each: int | None) -> None:
         episodes: list[Trajectory] = []
         scored: list[Trajectory] = []  # the same with what scores follow from
-        whole = True
+        whole = has_tokens = True
         for name in names:
             try:
                 table = self.entry.parts[name]()
@@ -263,14 +272,14 @@ class _EntryAudit:
                 continue
             self._check_episodes(name, stored, each, thinning.tokens)
             self.thinned += len(stored) * (not thinning.tokens or thinning.episodes > 1)
-            whole = whole and thinning.episodes == 1
+            whole, has_tokens = whole and thinning.episodes == 1, has_tokens and thinning.tokens
             episodes += stored
             scored += stored if thinning.tokens else map(_with_stand_ins, stored, thinning.measures["response_tokens"])
         self.texts.add(episodes)
         if not whole:  # scores are of whole iterations
             return
-        self.checked["advantages"] += len(episodes)
         if not self.entry.trained:
+            self.checked["advantages"] += len(episodes)
             self._note("advantages", check_untrained(episodes), names[0])
             return
         self.signals.add(episodes)
@@ -279,6 +288,10 @@ class _EntryAudit:
         self._note("groups", check_groups(episodes, grpo.group_size), names[0])
         if self._no_advantages is not None:
             return
+        if self._needs_tokens and not has_tokens:
+            self.without_tokens += len(episodes)
+            return
+        self.checked["advantages"] += len(episodes)
         found = check_advantages(
             scored, grpo, self.rules.task, self.rules.reward.args, over_sampled=rollout.over_sampling > 1
         )

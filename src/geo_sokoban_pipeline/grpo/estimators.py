@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from geo_sokoban_pipeline.grpo.sequences import TokenBatch
 
-KINDS: tuple[Kind, ...] = ("advantage", "loss", "importance")
+# Metrics of the update that no loss may name.
+TAKEN = frozenset({"loss", "pg_loss", "ppo_kl", "ppo_kl_signed", "entropy_loss", "kl_loss", "reverse_kl"})
+TAKEN |= {"train_rollout_logprob_abs_diff", "tis", "tis_abs", "tis_clipfrac", "grad_norm", "skipped", "steps"}
+TAKEN |= {"global_batch_size", "lr-pg_0"}
 
 
 class EstimatorError(ValueError):
@@ -56,6 +59,11 @@ class Estimator:
     def needs_turn_rewards(self) -> bool:
         """Whether it needs the parts of the reward that each response has earned."""
         return bool(getattr(self.function, "turn_rewards", False))
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it reads numbers of tokens; of own code, unless it says that it does not."""
+        return bool(getattr(self.function, "reads_tokens", True))
 
     @property
     def per_token(self) -> bool:
@@ -90,7 +98,10 @@ def load_estimator(kind: Kind, options: GrpoOptions) -> Estimator:
     if (found := registered(kind, spec)) is not None:
         function = load_object(f"geo_sokoban_pipeline.grpo.{found.function}")
         return Estimator(option, function, found.arguments.model_validate(dict(given)), is_own=False)
-    return Estimator(option, load_object(spec, default_name=kind), dict(given), is_own=True)
+    function = load_object(spec, default_name=kind)
+    if not callable(function):
+        raise EstimatorError(f"{option}: is {type_name(function)}, not a function")
+    return Estimator(option, function, dict(given), is_own=True)
 
 
 def keeps_zeros(options: GrpoOptions) -> bool:
@@ -151,6 +162,10 @@ def estimate_loss(estimator: Estimator, batch: TokenBatch) -> tuple[Tensor, dict
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
         raise estimator.refuse(f"must return ((B, T) terms, metrics by name), not {type_name(found)}")
     terms, metrics = found
+    if clash := sorted(map(str, metrics.keys() & TAKEN)):
+        raise estimator.refuse(f"the metric {clash[0]!r} is the trainer's; give it another name")
+    if estimator.is_own and batch.log_probs.requires_grad and not getattr(terms, "requires_grad", True):
+        raise estimator.refuse("terms have no gradient; they must depend on batch.log_probs")
     checked = {name: _checked(estimator, f"metric {name!r}", value, batch).detach() for name, value in metrics.items()}
     return _checked(estimator, "terms", terms, batch), checked
 

@@ -54,7 +54,7 @@ class Episodes:
 
 
 def advantage(
-    *, zero_on_equal_groups: bool, turn_rewards: bool = False, per_token: bool = False
+    *, zero_on_equal_groups: bool, turn_rewards: bool = False, per_token: bool = False, reads_tokens: bool = False
 ) -> Callable[[Function], Function]:
     """Declare what an advantage promises and needs; a function of one's own may set the attributes itself.
 
@@ -63,10 +63,16 @@ def advantage(
             trajectory contract and the filter rely on it.
         turn_rewards: it needs `Episodes.turn_rewards`, so a reward without them is refused, with the reason.
         per_token: its numbers are means over tokens, which the update trains one by one; `grpo.normalize` leaves them.
+        reads_tokens: it reads numbers of tokens, so that an audit of episodes without tokens cannot compute it again.
     """
 
     def declare(function: Function) -> Function:
-        vars(function).update(zero_on_equal_groups=zero_on_equal_groups, turn_rewards=turn_rewards, per_token=per_token)
+        vars(function).update(
+            zero_on_equal_groups=zero_on_equal_groups,
+            turn_rewards=turn_rewards,
+            per_token=per_token,
+            reads_tokens=reads_tokens,
+        )
         return function
 
     return declare

@@ -40,7 +40,7 @@ _AS_STORED = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY  # a state is the
 
 FilterKind = Literal["none", "zero_variance", "mixed_success"]
 # In the info of a turn: the part of the reward that the reward function itself gave it.
-REWARD_PART = "reward_part"
+REWARD_PART = "reward_function.part"
 # Why a group is not trained.
 EMPTY = "empty"
 ZERO_STD = "zero_std"
@@ -146,8 +146,11 @@ def score_groups(
         advantages = scale_by_rms(advantages, trained)
     if options.advantage_clip is not None:
         advantages = [np.clip(row, -options.advantage_clip, options.advantage_clip) for row in advantages]
-    # Beside advantages of turns, the episode's own number is its reward within the group, as GRPO compares it.
-    whole = group_advantages(episodes.reward, episodes.group, normalize_std=False)
+    # Beside advantages of turns, the episode's own number is its reward within the group, on the same scale.
+    by_std = getattr(estimator.args, "scale", None) == "std"
+    whole = group_advantages(episodes.reward, episodes.group, normalize_std=by_std)
+    if options.advantage_clip is not None and options.normalize != "rms":
+        whole = np.clip(whole, -options.advantage_clip, options.advantage_clip)
 
     scores: list[EpisodeScore | None] = [None] * len(trajectories)
     for number, place in enumerate(places):
@@ -262,13 +265,13 @@ def refuse_reward(task: Task, reward: float, values: Floats) -> ValueError:
 
 
 def credit_turns(episode: Trajectory, task: Task, reward_args: Mapping[str, Any]) -> Trajectory | None:
-    """An episode of an evaluation with the shares of its reward that credit per turn gives to its responses.
+    """An episode of an evaluation with the parts of its reward that its responses have earned.
 
     Args:
         reward_args: `reward.args` of the run.
 
     Returns:
-        A copy; None where the turns do not add up to the reward, so that credit per turn would change it.
+        A copy; None where they do not add up to the reward.
     """
     if episode.reward is None:
         return None
@@ -309,7 +312,7 @@ def _turn_credits(
 
 
 def _describe(graded: Sequence[Trajectory], turn_credits: list[Floats] | None, options: GrpoOptions) -> Episodes:
-    """Graded episodes as an advantage sees them, all of them trained."""
+    """Graded episodes as an advantage sees them, all with a sampled token trained."""
     lengths = [
         np.array([turn.token_end - turn.token_start for turn in assistant_turns(episode)], np.int64)
         for episode in graded
@@ -317,7 +320,7 @@ def _describe(graded: Sequence[Trajectory], turn_credits: list[Floats] | None, o
     return Episodes(
         group=np.array([episode.group_index for episode in graded], np.int64),
         reward=np.array([episode.reward for episode in graded], np.float64),
-        trained=np.ones(len(graded), bool),
+        trained=np.array([bool(episode.loss_mask.any()) for episode in graded], bool),
         lengths=lengths,
         turn_rewards=turn_credits,
         state_keys=[_state_keys(episode) for episode in graded],

@@ -54,8 +54,7 @@ def open_teacher(name: str, policy: Policy) -> PolicyFolder:
         FileNotFoundError, ValueError: the folder holds no supported policy, or one with other tokens.
         PolicyUnavailableError: the hub cannot be reached.
     """
-    folder = Path(name).expanduser()
-    folder = folder if folder.is_dir() else fetch_policy(name, None)
+    folder = find_teacher(name)
     check_policy_files(folder)
     if load_encoding(folder).table_context.tokenizer_hash != policy.table_context.tokenizer_hash:
         raise ValueError(
@@ -63,6 +62,16 @@ def open_teacher(name: str, policy: Policy) -> PolicyFolder:
             "of other tokens. Take a teacher with the same tokenizer."
         )
     return PolicyFolder(folder, {"files": {}})
+
+
+def find_teacher(name: str) -> Path:
+    """Folder of the teacher; one of the hub is fetched.
+
+    Raises:
+        PolicyUnavailableError: the hub cannot be reached.
+    """
+    folder = Path(name).expanduser()
+    return folder if folder.is_dir() else fetch_policy(name, None)
 
 
 def policy_writer(policy: Policy, entries: dict[str, Any]) -> FolderWriter:

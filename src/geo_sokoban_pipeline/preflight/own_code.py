@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.envs.inspection import Check, State, guard
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.grpo.estimators import (
+    Estimator,
     EstimatorError,
     estimate_advantages,
     estimate_loss,
@@ -230,8 +231,8 @@ def _shape(episode: Trajectory, prompts: list[Trajectory], encoding: Policy, opt
 def try_estimators(run: str, options: TrainOptions) -> list[Check]:
     """Findings about the estimators that are the user's own code: two groups of episodes, two rows of tokens."""
     calls: dict[str, Callable[[], Any]] = {
-        "advantage": lambda: estimate_advantages(load_estimator("advantage", options.grpo), _made_up_episodes()),
-        "loss": lambda: estimate_loss(load_estimator("loss", options.grpo), _made_up_tokens()),
+        "advantage": lambda: _try_advantage(load_estimator("advantage", options.grpo)),
+        "loss": lambda: _try_loss(load_estimator("loss", options.grpo)),
         "importance": lambda: estimate_weights(load_estimator("importance", options.grpo), _made_up_tokens()),
     }
     found = []
@@ -244,6 +245,20 @@ def try_estimators(run: str, options: TrainOptions) -> list[Check]:
             text = str(error) if isinstance(error, EstimatorError) else f"{option}={spec}: {why}"
             found.append(Check(_GROUP, option, "failure", f"{run}.{text}", "see docs/your_own_estimator.md"))
     return found
+
+
+def _try_advantage(estimator: Estimator) -> None:
+    found = estimate_advantages(estimator, _made_up_episodes())
+    if estimator.zero_on_equal_groups and not found.per_turn and any(value.any() for value in found.values[3:]):
+        raise estimator.refuse("it promises zero_on_equal_groups, but a group of equal rewards has other advantages")
+
+
+def _try_loss(estimator: Estimator) -> None:
+    batch = _made_up_tokens()
+    terms, _ = estimate_loss(estimator, batch)
+    first = TokenBatch(**{name: value[:1] for name, value in vars(batch).items()})
+    if not torch.allclose(estimate_loss(estimator, first)[0], terms[:1], rtol=1e-4, atol=1e-6):
+        raise estimator.refuse("terms of a row change with the other rows, so a step would depend on its micro-batches")
 
 
 def _made_up_episodes() -> Episodes:

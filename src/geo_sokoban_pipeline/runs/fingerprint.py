@@ -152,7 +152,7 @@ def as_current(stored: Mapping[str, Any], prefix: str = "") -> Fingerprint:
 
 def _name_estimators(stored: Fingerprint, prefix: str) -> Fingerprint:
     """Options of GRPO as they were before its estimators had names, under the names that compute the same."""
-    if f"{prefix}credit" not in stored:
+    if any(f"{prefix}{name}" not in stored for name in _BEFORE_ESTIMATORS):
         return stored
     old = {name: stored[f"{prefix}{name}"] for name in _BEFORE_ESTIMATORS}
     named: Fingerprint = {

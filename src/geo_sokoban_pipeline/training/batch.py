@@ -101,7 +101,7 @@ def sampled_by(trajectory: Trajectory, version: int) -> np.ndarray:
 
 
 def token_advantages(trajectory: Trajectory) -> np.ndarray:
-    """(L,) float32: each turn's advantage on its tokens with credit per turn, else the episode's on all sampled."""
+    """(L,) float32: each turn's advantage on its tokens where turns have some, else the episode's on all sampled."""
     values = np.zeros(len(trajectory.token_ids), np.float32)
     turns = assistant_turns(trajectory)
     if any(turn.advantage is not None for turn in turns):

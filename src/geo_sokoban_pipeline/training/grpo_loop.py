@@ -32,11 +32,12 @@ from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.schedules import DECAY_TO, is_eval_due, is_save_due, learning_rate
 from geo_sokoban_pipeline.grpo.scoring import distil, newest_version, scored_context
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.preparing import find_teacher
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
-from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind, Thin
+from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind, Thin, describe_files
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backend import build_backend, open_reference
@@ -302,12 +303,14 @@ def thin(retention: RetentionOptions, first: int, committed: int) -> Iterator[Ch
 
 
 def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
-    """Fingerprint of everything that the loop's results depend on: parameters, prompts, starting policy."""
+    """Fingerprint of everything that the loop's results depend on: parameters, prompts, starting policy, teacher."""
+    teacher = inputs.options.grpo.teacher
     return {
         **loop_parameters(inputs.options, inputs.seed, inputs.data_options),
         "input.prompts": hash_rows(inputs.prompts),
         "input.validation_prompts": hash_rows(inputs.validation_prompts),
         "input.policy": hash_files(inputs.policy.manifest["files"]),
+        **({} if teacher is None else {"input.teacher": hash_files(describe_files(find_teacher(teacher)))}),
     }
 
 
@@ -408,7 +411,7 @@ def update_policy(
             episode.old_log_probs = spread(sample.old_log_probs, sample, len(episode.token_ids))
     if grpo.needs_reference:
         if reference is None:
-            raise ValueError(f"grpo.kl_coefficient={grpo.kl_coefficient} needs a reference policy, but none was given.")
+            raise ValueError("grpo.kl_coefficient, or a teacher, needs a second policy, but none was given.")
         scored = reference(samples)
         samples = [replace(sample, ref_log_probs=values) for sample, values in zip(samples, scored, strict=True)]
         for episode, sample, values in zip(chosen, samples, scored, strict=True):

@@ -54,9 +54,9 @@ class Turn:
         image_indices: positions in the episode's `images`.
         action: parsed action; None if the environment found none.
         reward: of the environment for this turn; None for turns without a reward.
-        credit: share of the episode's reward that credit per turn gives to this response; the responses' shares add up
-            to the reward. None with credit per episode, and in evaluation.
-        advantage: of the response in training; None unless credit is per turn.
+        credit: part of the episode's reward that this response has earned; those of all responses add up to it. None
+            unless the advantage is made of them, and in evaluation.
+        advantage: of the response in training; None where the episode has one advantage.
         info: JSON values from the environment; turns with equal values may share one dict.
     """
 

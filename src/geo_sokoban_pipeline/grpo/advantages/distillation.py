@@ -9,11 +9,11 @@ from geo_sokoban_pipeline.config.estimators import DistillationArguments
 from geo_sokoban_pipeline.grpo.groups import Episodes, Floats, advantage, vector
 
 
-@advantage(zero_on_equal_groups=False, per_token=True)
+@advantage(zero_on_equal_groups=False, per_token=True, reads_tokens=True)
 def distillation(episodes: Episodes, args: DistillationArguments) -> Floats:
     """Mean gap between teacher and policy of an episode's sampled tokens, (N,), in nats; the reward has no part in it.
 
-    Where no teacher has scored an episode it is 1, so that the filter keeps every group: each one carries a signal.
+    Where no teacher has scored an episode it is 1: each one carries a signal for the filter `zero_variance`.
     """
     return np.array([gaps.mean() if len(gaps) else 1.0 for gaps in episodes.teacher_gaps])
 

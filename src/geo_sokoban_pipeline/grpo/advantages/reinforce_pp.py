@@ -8,13 +8,13 @@ from geo_sokoban_pipeline.config.estimators import NoArguments
 from geo_sokoban_pipeline.grpo.groups import Episodes, Floats, advantage, group_advantages, is_constant
 
 
-@advantage(zero_on_equal_groups=False)
+@advantage(zero_on_equal_groups=False, reads_tokens=True)
 def reinforce_pp(episodes: Episodes, args: NoArguments) -> Floats:
     """Whitened reward, (N,): without discount the return of every token is the reward of its episode."""
     return _whiten(episodes.reward, episodes)
 
 
-@advantage(zero_on_equal_groups=False)
+@advantage(zero_on_equal_groups=False, reads_tokens=True)
 def reinforce_pp_baseline(episodes: Episodes, args: NoArguments) -> Floats:
     """Whitened `R_i − mean` of the group, (N,).
 
@@ -30,9 +30,9 @@ def _whiten(values: Floats, episodes: Episodes) -> Floats:
     Each token has the value of its episode; the variance is unbiased.
     """
     trained = values[episodes.trained]
-    if is_constant(trained):
-        return np.zeros(len(values))
     tokens = np.array([row.sum() for row in episodes.lengths])[episodes.trained]
+    if is_constant(trained) or tokens.sum() < 2:
+        return np.zeros(len(values))
     mean = np.average(trained, weights=tokens)
     variance = float(tokens @ (trained - mean) ** 2) / (tokens.sum() - 1)
     whitened: Floats = (values - mean) / np.sqrt(variance + 1e-8)

@@ -25,9 +25,11 @@ def turn_return(episodes: Episodes, args: TurnReturnArguments) -> list[Floats]:
     """`G_ik − mean G` of its cell, over a scale or not; one (n_e,) float64 per episode.
 
     `G_ik` is the discounted sum of the rewards of this and later turns. A cell is the turns of the group with one turn
-    index, in one state (GiGPO, arXiv 2505.10978), or both, so the number of baselines that are subtracted from a turn
-    does not depend on when its episode ends. A cell with equal returns gives exactly 0, as does one of a single episode
-    where episodes are left out of their own baseline.
+    index, in one state (GiGPO, arXiv 2505.10978), or both. A cell with equal returns gives exactly 0, as does one of a
+    single episode where episodes are left out of their own baseline.
+
+    With a turn index, the number of baselines that are subtracted from a turn does not depend on when its episode ends.
+    A state alone may be visited twice: then an episode's own later return is in its baseline, unless `leave_one_out`.
 
     Raises:
         ValueError: the episodes have no turn rewards, or not one state per turn.
