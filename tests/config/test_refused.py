@@ -180,7 +180,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         ({f"train_sokoban.grpo.{name}": value for name, value in given.items()}, f"train_sokoban.grpo.{message}")
         for given, message in (
-            ({"advantage": "grop"}, 'advantage="grop": did you mean grpo? known are grpo, dr_grpo, …; or give a dotted path, file.py, or'),
+            (
+                {"advantage": "grop"},
+                'advantage="grop": did you mean grpo? known are grpo, dr_grpo, …; or give a dotted path, file.py, or',
+            ),
             ({"loss": "grpo"}, 'loss="grpo": did you mean gspo? known are ppo, gspo, '),
             ({"importance": None}, "importance=null: input should be a valid string"),
             ({"loss_args": 5}, "loss_args=5: input should be a valid dictionary"),
