@@ -63,7 +63,7 @@ def main() -> int:
         value, gradient = abs(one[0] - other[0]), float((one[1] - other[1]).abs().max())
         largest = max(largest, value, gradient)
         print(f"{name:9} loss {one[0]:+.6f}, TRL's {other[0]:+.6f}; gradients differ by {gradient:.1e}")
-    return int(largest > 1e-8)
+    return int(largest > 1e-6)  # our weights of tokens are float32
 
 
 def differentiate(loss: Any, log_probs: Tensor) -> tuple[float, Tensor]:

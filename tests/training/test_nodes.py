@@ -115,21 +115,21 @@ Call = tuple[str, str]  # file and function
 
 @pytest.fixture(scope="module")
 def stacks() -> list[list[Call]]:
-    """Calls in which the loss of a policy was computed, the innermost first, in the training of `stored`."""
+    """Calls in which the loss that `grpo.loss` names was called, the innermost first, in the training of `stored`."""
     return []
 
 
 @pytest.fixture(scope="module")
 def stored(setup: Setup, tmp_path_factory: pytest.TempPathFactory, stacks: list[list[Call]]) -> Stored:
     changes = {"loop.iterations": 3, "loop.eval_interval": 1, "loop.eval_prompts": 4, "evaluation.samples": 1}
-    policy_loss = loss.policy_loss
+    estimate_loss = loss.estimate_loss
 
-    def noted(*arguments: Any, **named: Any) -> loss.PolicyLoss:
+    def noted(*arguments: Any) -> Any:
         stacks.append([(Path(frame.filename).name, frame.function) for frame in inspect.stack(context=0)[1:]])
-        return policy_loss(*arguments, **named)
+        return estimate_loss(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss, "policy_loss", noted)
+        patch.setattr(loss, "estimate_loss", noted)
         return train(setup, tmp_path_factory.mktemp("stored"), changes)
 
 
@@ -154,7 +154,7 @@ def test_training_plays_its_prompts_and_validates_on_others(stored: Stored) -> N
         assert set(validated) == set(stored.validation["level_hash"][:4]) and len(validated) == 2 * 4
 
 
-def test_from_the_node_to_the_ratio_are_six_calls(stored: Stored, stacks: list[list[Call]]) -> None:
+def test_from_the_node_to_the_estimator_are_six_calls(stored: Stored, stacks: list[list[Call]]) -> None:
     """Who reads how a step is computed opens five files, one after the other."""
     calls = stacks[0][: [function for _, function in stacks[0]].index("train_grpo") + 1]
     assert len(calls) <= 6, calls
