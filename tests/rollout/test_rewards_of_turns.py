@@ -1,4 +1,4 @@
-"""What a reward says of its turns and an environment of its states, up to the advantages that are trained."""
+"""Turns that a reward names and states that an environment names, up to the advantages that are trained."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def updates(proxy: Proxy) -> int:
 
 
 def forget(body: dict[str, Any]) -> dict[str, Any]:
-    """What a server names that was restarted by somebody else."""
+    """The answer of a restarted server, which names its first weights."""
     return {**body, "weight_version": "default"}
 
 

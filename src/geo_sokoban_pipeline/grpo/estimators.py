@@ -91,6 +91,7 @@ def load_estimator(kind: Kind, options: GrpoOptions) -> Estimator:
 
     Raises:
         PluginError: own code that does not exist.
+        EstimatorError: it is no function.
     """
     spec: str = getattr(options, kind)
     given: Mapping[str, Any] = getattr(options, f"{kind}_args")
