@@ -214,7 +214,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             *(
                 ({name: value}, f"{name}=…: unknown name. It is train_sokoban.grpo.{place}… now.")
                 for name, value, place in (
-                    ("credit", "episode", "advantage (turn_return for turn; dr_grpo for episode, or grpo with"),
+                    ("credit", "episode", "advantage (turn_return for turn; for episode dr_grpo, or grpo where"),
                     ("gamma", 0.9, "advantage_args.gamma"),
                     ("baseline", "board", "advantage_args.baseline (state for board)"),
                     ("clip_low", 0.1, "loss_args.clip_low"),

@@ -51,7 +51,7 @@ class GrpoOptions(StrictModel):
     """Group-relative policy optimisation (arXiv 2402.03300) and its variants."""
 
     moved: ClassVar[Mapping[str, str]] = {
-        "credit": "advantage (turn_return for turn; dr_grpo for episode, or grpo with normalize=std)",
+        "credit": "advantage (turn_return for turn; for episode dr_grpo, or grpo where normalize was std)",
         "gamma": "advantage_args.gamma",
         "baseline": "advantage_args.baseline (state for board)",
         "clip_low": "loss_args.clip_low",
