@@ -77,3 +77,13 @@ def library_log_probs(policy: Policy, episode: Trajectory, temperature: float = 
     labels = torch.from_numpy(episode.token_ids[1:].astype(np.int64))
     values = token_log_probs(logits, labels, temperature=temperature, banned_ids=policy.banned_ids.tolist()).numpy()
     return np.where(episode.loss_mask == 1, np.concatenate([np.zeros(1, np.float32), values]), 0.0)
+
+
+def sample_log_probs(policy: Policy, sample: TrainSample, temperature: float = 1.0) -> Tensor:
+    """Log-probs of a sample's trained tokens, with their graph."""
+    token_ids = np.append(sample.input_ids, sample.labels[-1])
+    policy.model.model.rope_deltas = None
+    logits = policy.model(**library_inputs(policy, token_ids, sample.images)).logits[0].float()
+    logits = logits.index_fill(1, torch.from_numpy(policy.banned_ids), -torch.inf)
+    scores = torch.log_softmax(logits / temperature, -1)
+    return scores[torch.from_numpy(sample.targets - 1), torch.from_numpy(sample.labels)]

@@ -22,11 +22,13 @@ from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.policy import WarmStartOptions
+from geo_sokoban_pipeline.grpo.groups import Episodes
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
-from stock_pixels import pixel_values
+from grpo.papers import PAPER
+from policies.library import sample_log_probs
 
 # Options that the warm start and GRPO's optimizer have both.
 SHARED_NAMES = (
@@ -143,21 +145,8 @@ def imitate(policy: Policy, steps: Sequence[Sequence[TrainSample]], warm: WarmSt
         policy.model.zero_grad()
         tokens = sum(len(sample.targets) for sample in demonstrations)
         for sample in demonstrations:
-            (-demonstrated_log_probs(policy, sample).sum() / tokens).backward()
+            (-sample_log_probs(policy, sample).sum() / tokens).backward()
         move(policy.model, options, scheduled_rate(options, number, 0.05), moments)
-
-
-def demonstrated_log_probs(policy: Policy, sample: TrainSample) -> Tensor:
-    """Log-probs of the demonstrated tokens, at temperature 1."""
-    ids = torch.tensor(np.append(sample.input_ids, sample.labels[-1]))[None]
-    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == policy.codec.image_pad_id).int()}
-    inputs["pixel_values"] = torch.tensor(pixel_values(policy.reader, sample.images))
-    inputs["image_grid_thw"] = torch.tensor([image.grid for image in sample.images])
-    policy.model.model.rope_deltas = None
-    logits = policy.model(**inputs).logits[0].float()
-    logits[:, torch.tensor(policy.banned_ids)] = -torch.inf
-    places = torch.tensor(sample.targets)
-    return torch.log_softmax(logits[places - 1], -1).gather(1, ids[0, places][:, None])[:, 0]
 
 
 def token_terms(
@@ -371,92 +360,26 @@ def score(episodes: Sequence[Trajectory], grpo: GrpoOptions, reward_args: Mappin
         e.trained = {"drop": seen == {newest}, "mask": newest in seen, "keep": True}[grpo.mixed_versions]
     if grpo.advantage == "distillation":  # of tokens, in the update
         return
-    per_turn = grpo.advantage in ("turn_return", "gigpo")
-    rows = turn_rows(episodes, grpo, reward_args) if per_turn else episode_rows(episodes, grpo)
-    kept = [e.trained for e in episodes]
+    table = Episodes(
+        group=np.array([e.group_index for e in episodes]),
+        reward=np.array([float(e.reward or 0.0) for e in episodes]),
+        trained=np.array([e.trained for e in episodes]),
+        lengths=[np.array([e.loss_mask.sum()]) for e in episodes],
+        turn_rewards=[worth_of_turns(e, reward_args) for e in episodes],
+        state_keys=[states(e) for e in episodes],
+    )
+    rows = [np.array(row) for row in PAPER[grpo.advantage](table, **grpo.advantage_args)]
     if grpo.normalize == "rms":
-        pool = np.concatenate([row for row, own in zip(rows, kept, strict=True) if own])
+        pool = np.concatenate([row for row, e in zip(rows, episodes, strict=True) if e.trained])
         rows = [row / np.sqrt(np.mean(pool**2)) for row in rows]
     limit = np.inf if grpo.advantage_clip is None else grpo.advantage_clip
     for e, row in zip(episodes, rows, strict=True):
         values = np.clip(row, -limit, limit).tolist()
-        if not per_turn:
+        if grpo.advantage not in ("turn_return", "gigpo"):
             e.advantage = values[0]
         else:
             for turn, value in zip(responses(e), values, strict=True):
                 turn.advantage = value
-
-
-def turn_rows(episodes: Sequence[Trajectory], grpo: GrpoOptions, reward_args: Mapping[str, Any]) -> list[np.ndarray]:
-    """Advantages of each episode's turns, before they are scaled alike."""
-    args, groups = grpo.advantage_args, np.array([e.group_index for e in episodes])
-    to_go, by_std = [returns(e, args["gamma"], reward_args) for e in episodes], args["scale"] == "std"
-    if grpo.advantage == "gigpo":
-        whole = less_mean(np.array([float(e.reward or 0.0) for e in episodes]), groups, by_std=by_std)
-        rows = less_baselines(to_go, episodes, "state", by_std=by_std)
-        return [one + args["omega"] * row for one, row in zip(whole, rows, strict=True)]
-    rows = less_baselines(to_go, episodes, args["baseline"], args["leave_one_out"])
-    for group in set(groups) if by_std else ():
-        own = np.flatnonzero(groups == group)
-        pool = np.concatenate([rows[number] for number in own])
-        for number in own:
-            rows[number] = rows[number] / (pool.std(ddof=1) + 1e-6 if np.ptp(pool) > 1e-6 else 1.0)
-    return rows
-
-
-def episode_rows(episodes: Sequence[Trajectory], grpo: GrpoOptions) -> list[np.ndarray]:
-    """The advantage of each episode, before they are scaled alike."""
-    rewards, groups = np.array([float(e.reward or 0.0) for e in episodes]), np.array([e.group_index for e in episodes])
-    found = less_mean(rewards, groups, by_std=grpo.advantage == "grpo")
-    if grpo.advantage == "rloo":
-        for number, group in enumerate(groups):
-            others = (groups == group) & (np.arange(len(groups)) != number)
-            found[number] = rewards[number] - rewards[others].mean()
-    if grpo.advantage.startswith("reinforce_pp"):
-        values = rewards if grpo.advantage == "reinforce_pp" else found
-        tokens = [int(e.loss_mask.sum()) * e.trained for e in episodes]
-        pool = np.repeat(values, tokens)
-        found = (values - pool.mean()) / np.sqrt(pool.var(ddof=1) + 1e-8)
-    return [np.array([value]) for value in found]
-
-
-def less_mean(values: np.ndarray, groups: np.ndarray, *, by_std: bool) -> np.ndarray:
-    """Values less the mean of their group, divided by its standard deviation or not."""
-    found = np.zeros(len(values))
-    for group in set(groups):
-        own = groups == group
-        if np.ptp(values[own]) > 1e-6:
-            found[own] = (values[own] - values[own].mean()) / (values[own].std(ddof=1) + 1e-6 if by_std else 1.0)
-    return found
-
-
-def less_baselines(
-    to_go: Sequence[np.ndarray],
-    episodes: Sequence[Trajectory],
-    baseline: str,
-    leave_one_out: bool = False,
-    *,
-    by_std: bool = False,
-) -> list[np.ndarray]:
-    """Each return less the mean of its group's at the same turn, on the same board, or both."""
-    places: dict[Any, list[tuple[int, int]]] = {}
-    for number, (e, row) in enumerate(zip(episodes, to_go, strict=True)):
-        users = [turn for turn in e.turns if turn.role == "user"]
-        for turn in range(len(row)):
-            board = (users[turn].text, *(e.images[index] for index in users[turn].image_indices))
-            key = {"turn": turn, "state": board, "state_turn": (turn, board)}[baseline]
-            places.setdefault((e.group_index, key), []).append((number, turn))
-    found = [np.zeros(len(row)) for row in to_go]
-    for cell in places.values():
-        values = np.array([to_go[number][turn] for number, turn in cell])
-        if np.ptp(values) <= 1e-6:
-            continue
-        for number, turn in cell:
-            others = [to_go[one][at] for one, at in cell if not leave_one_out or one != number]
-            if others:
-                scale = values.std(ddof=1) + 1e-6 if by_std else 1.0
-                found[number][turn] = (to_go[number][turn] - np.mean(others)) / scale
-    return found
 
 
 def responses(episode: Trajectory) -> list[Any]:
@@ -464,8 +387,15 @@ def responses(episode: Trajectory) -> list[Any]:
     return [turn for turn in episode.turns if turn.role == "assistant"]
 
 
-def returns(episode: Trajectory, gamma: float, reward_args: Mapping[str, Any]) -> np.ndarray:
-    """Discounted return from each turn on; turns that the environment never saw are worth nothing."""
+def states(episode: Trajectory) -> list[Any]:
+    """What the policy saw before each of its turns."""
+    users = [turn for turn in episode.turns if turn.role == "user"]
+    seen = [(turn.text, *(episode.images[index] for index in turn.image_indices)) for turn in users]
+    return seen[: len(responses(episode))]
+
+
+def worth_of_turns(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndarray:
+    """What each turn has earned; those that the environment never saw are worth nothing."""
     seen = [turn for turn in responses(episode) if turn.reward is not None]
     cells = [episode.reward_parts["dist0"], *(turn.info["box_target_distance"] for turn in seen)]
     share = 1 / len(seen) if reward_args["aggregate"] == "mean" and seen else 1.0
@@ -475,5 +405,4 @@ def returns(episode: Trajectory, gamma: float, reward_args: Mapping[str, Any]) -
     ]
     if worth:
         worth[-1] += episode.reward_parts["final_bonus"]
-    worth += [0.0] * (len(responses(episode)) - len(seen))
-    return np.array([sum(gamma**k * value for k, value in enumerate(worth[s:])) for s in range(len(worth))])
+    return np.array(worth + [0.0] * (len(responses(episode)) - len(seen)))

@@ -8,12 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from geo_sokoban_pipeline.datasets import CheckpointsDataset, MetricsDataset, TrajectoriesDataset
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.studies.plan import merge
+from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import TrainOptions
 
@@ -93,6 +97,52 @@ class StoredRun:
 
     root: Path
     found: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LoopFolder:
+    """A run of the loop, stored as the pipeline stores it."""
+
+    root: Path
+
+    def checkpoint(self, iteration: int) -> Path:
+        return self.root / "checkpoints" / f"iter={iteration:05d}"
+
+    def tables(self, kind: str = "trajectories") -> dict[str, pa.Table]:
+        """Episodes by partition."""
+        return {name: read() for name, read in TrajectoriesDataset(str(self.root / kind)).load().items()}
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return MetricsDataset(str(self.root / "metrics")).load()
+
+    def go_on(self, setup: Setup, options: TrainOptions) -> Iterator[int]:
+        """Continue the run; yields the number of each committed iteration."""
+        episodes = [TrajectoriesDataset(str(self.root / kind)) for kind in ("trajectories", "eval_trajectories")]
+        checkpoints = CheckpointsDataset(str(self.root / "checkpoints"))
+        places = [*episodes, MetricsDataset(str(self.root / "metrics")), checkpoints]
+        for chunk in run_loop(setup, options, checkpoints.resume_state()):
+            for place, parts in zip(places, chunk, strict=True):
+                place.save(parts)
+            if isinstance(chunk[3], dict) and chunk[3]:
+                yield checkpoints.resume_state()["iteration"]
+
+    def assert_same(self, other: LoopFolder) -> None:
+        """All episodes but their times, and the newest weights, are those of another run."""
+        for kind in ("trajectories", "eval_trajectories"):
+            own, theirs = self.tables(kind), other.tables(kind)
+            assert list(own) == list(theirs)
+            for name, table in own.items():
+                assert table.drop_columns("timings").equals(theirs[name].drop_columns("timings")), name
+        newest = len(self.metrics()) - 1
+        one, two = (load_file(run.checkpoint(newest) / "model.safetensors") for run in (self, other))
+        assert all(torch.equal(weight, two[name]) for name, weight in one.items())
+
+
+def run_loop(
+    setup: Setup, options: TrainOptions, resume: Any = NOTHING_STORED, seed: int = 0
+) -> Iterator[tuple[Any, ...]]:
+    """What the loop yields on the first rows of the setup as prompts of its validations."""
+    return run_grpo(RunInputs("train_sokoban", seed, options, {}, setup.folder, setup.rows, setup.rows[:8]), resume)
 
 
 def copied(policy: Policy) -> Policy:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from safetensors.torch import load_file
 
-from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
+from geo_sokoban_pipeline.datasets.iterations import read_iteration
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
@@ -25,10 +23,9 @@ from geo_sokoban_pipeline.studies.plan import merge
 from geo_sokoban_pipeline.training import rollout_workers
 from geo_sokoban_pipeline.training.backends.base import DivergedError
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
-from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 from task_options import TrainOptions
-from training.setup import SMALL, Setup
+from training.setup import SMALL, LoopFolder, Setup
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -75,16 +72,13 @@ class AtOnce(ThreadPoolExecutor):
 
 @dataclass
 class Log:
-    """What a loop did and gave.
+    """What a loop did.
 
     Attributes:
         weights: version and source of each set that the engine got.
         submitted: thread that rolled out, by version of the weights.
     """
 
-    episodes: dict[str, pa.Table] = field(default_factory=dict)
-    validations: dict[str, pa.Table] = field(default_factory=dict)
-    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: list[tuple[int, str]] = field(default_factory=list)
     submitted: dict[int, str] = field(default_factory=dict)
     _begun: dict[int, threading.Event] = field(default_factory=dict)
@@ -105,7 +99,7 @@ def changed(options: TrainOptions, changes: dict[str, Any]) -> TrainOptions:
 
 @contextmanager
 def watched() -> Iterator[Log]:
-    """What loops of the `with` block do and give."""
+    """What loops of the `with` block do."""
     found = Log()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rollout_workers, "build_engine", lambda policy, options, launcher: ApartEngine(policy, found))
@@ -119,37 +113,27 @@ def log() -> Iterator[Log]:
 
 
 @pytest.fixture(scope="module")
-def whole(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Log]:
-    """An undisturbed run: its folder, and what it did."""
-    folder = tmp_path_factory.mktemp("whole")
+def whole(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoopFolder, Log]:
+    """An undisturbed run, and what it did."""
+    run = LoopFolder(tmp_path_factory.mktemp("whole"))
     with watched() as found:
-        list(go_on(setup, options_of(setup), folder, found))
-    return folder, found
+        list(run.go_on(setup, options_of(setup)))
+    return run, found
 
 
-def go_on(setup: Setup, options: TrainOptions, folder: Path, log: Log) -> Iterator[int]:
-    """Continue the run of a folder; yields the number of each committed iteration."""
-    inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:4])
-    checkpoints = CheckpointsDataset(str(folder))
-    for episodes, validations, metrics, checkpoint in run_grpo(inputs, read_resume_state(folder)):
-        for stored, part in ((log.episodes, episodes), (log.validations, validations), (log.metrics, metrics)):
-            if isinstance(part, dict):
-                stored.update(part)
-        if checkpoint != {}:
-            checkpoints.save(checkpoint)
-        if isinstance(checkpoint, dict) and checkpoint:
-            yield read_resume_state(folder)["iteration"]
+def versions_of(tables: dict[str, pa.Table]) -> dict[int, set[int]]:
+    """Of the weights that have sampled each partition's tokens."""
+    found: dict[int, set[int]] = {}
+    for name, table in tables.items():
+        spans = [span for episode in table_to_trajectories(table) for span in episode.weight_spans]
+        found[read_iteration(name)] = {version for version, _, _ in spans}
+    return found
 
 
-def versions_of(table: pa.Table) -> set[int]:
-    return {version for episode in table_to_trajectories(table) for version, _, _ in episode.weight_spans}
-
-
-def test_an_iteration_is_rolled_out_with_the_weights_before_the_last_step(whole: tuple[Path, Log]) -> None:
-    _, log = whole
-    found = {name.partition("/")[0]: versions_of(table) for name, table in sorted(log.episodes.items())}
-    assert found == {f"iter={number:05d}": {max(number - 1, 0)} for number in range(ITERATIONS)}
-    rows = list(log.metrics.values())
+def test_an_iteration_is_rolled_out_with_the_weights_before_the_last_step(whole: tuple[LoopFolder, Log]) -> None:
+    run, log = whole
+    assert versions_of(run.tables()) == {number: {max(number - 1, 0)} for number in range(ITERATIONS)}
+    rows = run.metrics()
     assert [row["policy_version"] for row in rows] == [0, 0, 1, 2]
     assert [row["rollout/staleness"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
     assert all(0.0 <= row["perf/overlap"] <= 1.0 and row["perf/wait_time"] >= 0.0 for row in rows)
@@ -158,9 +142,7 @@ def test_an_iteration_is_rolled_out_with_the_weights_before_the_last_step(whole:
     gaps = [row["train/train_rollout_logprob_abs_diff"] for row in rows]
     assert gaps[0] < 1e-4 < min(gaps[1:])
     # Validations see whole versions.
-    assert {name.partition("/")[0]: versions_of(table) for name, table in log.validations.items()} == {
-        f"iter={version:05d}": {version} for version in (0, 2, 4)
-    }
+    assert versions_of(run.tables("eval_trajectories")) == {version: {version} for version in (0, 2, 4)}
     assert {name for name in log.submitted.values() if name != "MainThread"} == {"rollout_0"}
 
 
@@ -178,48 +160,38 @@ def test_the_next_rollout_runs_while_an_iteration_is_trained(
         return step(self, *given)
 
     monkeypatch.setattr(TorchBackend, "step", waiting)
-    list(go_on(setup, options_of(setup, eval_interval=0), tmp_path, log))
+    list(LoopFolder(tmp_path).go_on(setup, options_of(setup, eval_interval=0)))
     assert seen == list(range(ITERATIONS))
-
-
-def assert_same(log: Log, folder: Path, whole: tuple[Path, Log]) -> None:
-    """All tables, the last weights and the metrics are those of the undisturbed run."""
-    for one, other in ((log.episodes, whole[1].episodes), (log.validations, whole[1].validations)):
-        assert list(one) == list(other)
-        for name, table in one.items():
-            assert table.drop_columns("timings").equals(other[name].drop_columns("timings")), name
-    last = f"iter={ITERATIONS - 1:05d}"
-    one, other = (load_file(place / last / "model.safetensors") for place in (whole[0], folder))
-    assert all(np.array_equal(weight, other[name]) for name, weight in one.items())
-    assert log.metrics[last]["rollout/staleness"] == 1.0
 
 
 @pytest.mark.parametrize("stopped", [1, ITERATIONS - 1])
 def test_a_continued_run_rolls_out_with_the_same_weights_again(
-    setup: Setup, log: Log, whole: tuple[Path, Log], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: int
+    setup: Setup, log: Log, whole: tuple[LoopFolder, Log], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: int
 ) -> None:
     """Bit for bit, although what was in flight is lost; weights come from the start or from a checkpoint."""
+    run = LoopFolder(tmp_path)
     with monkeypatch.context() as patch:
         # The next rollout is over before the training that it runs beside begins; nothing of it is in the checkpoint.
         patch.setattr("geo_sokoban_pipeline.training.grpo_loop.ThreadPoolExecutor", AtOnce)
-        running = go_on(setup, options_of(setup), tmp_path, log)
+        running = run.go_on(setup, options_of(setup))
         for number in running:
             if number + 1 == stopped:
                 running.close()
     log.weights.clear()
-    list(go_on(setup, options_of(setup), tmp_path, log))
+    list(run.go_on(setup, options_of(setup)))
     begun = stopped - 1  # the version that rolls out the next iteration
-    source = str(tmp_path / f"iter={begun - 1:05d}") if begun else str(setup.folder.path)
-    assert log.weights[0] == (begun, source)
-    assert_same(log, tmp_path, whole)
+    assert log.weights[0] == (begun, str(run.checkpoint(begun - 1) if begun else setup.folder.path))
+    run.assert_same(whole[0])
+    assert run.metrics()[-1]["rollout/staleness"] == 1.0
 
 
 def test_a_longer_run_is_the_shorter_one_gone_on_with(
-    setup: Setup, log: Log, whole: tuple[Path, Log], tmp_path: Path
+    setup: Setup, log: Log, whole: tuple[LoopFolder, Log], tmp_path: Path
 ) -> None:
+    run = LoopFolder(tmp_path)
     for iterations in (2, ITERATIONS):
-        list(go_on(setup, options_of(setup, iterations=iterations), tmp_path, log))
-    assert_same(log, tmp_path, whole)
+        list(run.go_on(setup, options_of(setup, iterations=iterations)))
+    run.assert_same(whole[0])
 
 
 @pytest.mark.parametrize("where", ["update", "rollout"])
@@ -230,7 +202,7 @@ def test_an_error_on_either_side_ends_both(
         raise DivergedError("no finite gradient") if where == "update" else RuntimeError("no response")
 
     before = set(threading.enumerate())
-    running = go_on(setup, options_of(setup), tmp_path, log)
+    running = LoopFolder(tmp_path).go_on(setup, options_of(setup))
     next(running)
     monkeypatch.setattr(*((TorchBackend, "step") if where == "update" else (ApartEngine, "poll")), fail)
     with pytest.raises(RuntimeError, match="no finite gradient" if where == "update" else "no response"):

@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.runs.storage import Complete, Rewind
-from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
-from training.setup import NOTHING_STORED, Setup, settings
-
-
-def run(setup: Setup, changes: dict[str, Any]) -> list[tuple[Any, ...]]:
-    options = settings(setup.options, changes)
-    inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:8])
-    return list(run_grpo(inputs, NOTHING_STORED))
+from training.setup import Setup, run_loop, settings
 
 
 def episodes(*tables: Any) -> list[Trajectory]:
@@ -26,7 +19,7 @@ def episodes(*tables: Any) -> list[Trajectory]:
 def test_chunks_hold_an_iteration_each(setup: Setup) -> None:
     """Its episodes come before its metrics and its checkpoint."""
     changes = {"loop.iterations": 2, "loop.eval_interval": 1, "loop.eval_prompts": 4}
-    rewind, *chunks, done = run(setup, changes)
+    rewind, *chunks, done = run_loop(setup, settings(setup.options, changes))
     assert (rewind, done) == ((Rewind(-1),) * 4, ({}, {}, {}, Complete(2)))
     names = [[list(part) for part in chunk] for chunk in chunks]
     assert names == [
@@ -47,7 +40,7 @@ def test_no_signal_commits_without_an_update(setup: Setup, caplog: pytest.LogCap
     # A limit of one token ends every episode at its first one: nothing is solved, so no group is mixed.
     hopeless = {"grpo.filter": "mixed_success", "grpo.min_groups": 0, "rollout.max_tokens_per_turn": 1}
     with caplog.at_level(logging.WARNING):
-        _, first, second, _ = run(setup, hopeless)
+        _, first, second, _ = run_loop(setup, settings(setup.options, hopeless))
     assert second[2]["iter=00000"]["train/steps"] == 0.0 and "iter=00000" in second[3]
     assert caplog.text.count("no group to train on") == 1
     assert "iterations trained nothing" in caplog.text

@@ -17,11 +17,10 @@ from safetensors.torch import load_file
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.training.collecting import build_sampler
-from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from task_options import TrainOptions
 from training import reference
-from training.setup import NOTHING_STORED, Setup, by_iteration, copied, settings
+from training.setup import NOTHING_STORED, Setup, by_iteration, copied, run_loop, settings
 
 FRESH = {
     "grpo.old_log_probs": "recompute",
@@ -49,9 +48,8 @@ OF_THE_ENGINE = {
 
 def run(setup: Setup, options: TrainOptions, folder: Path, resume: dict[str, Any] | None = None) -> list[Any]:
     """Chunks of a run; checkpoints are written to folders of their partition's name."""
-    inputs = RunInputs("train_sokoban", 3, options, {}, setup.folder, setup.rows, setup.rows[:8])
     chunks = []
-    for chunk in by_iteration(run_grpo(inputs, resume or NOTHING_STORED)):
+    for chunk in by_iteration(run_loop(setup, options, resume or NOTHING_STORED, seed=3)):
         for name, checkpoint in chunk[3].items() if isinstance(chunk[3], dict) else ():
             (folder / name).mkdir()
             checkpoint.write(folder / name)

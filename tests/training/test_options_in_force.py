@@ -26,16 +26,15 @@ from geo_sokoban_pipeline.training.collecting import build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import (
     LogProbGapError,
-    RunInputs,
-    run_grpo,
     update_policy,
 )
 from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 from option_fields import leaves
+from policies.library import sample_log_probs
 from task_options import TrainOptions
 from training import reference
-from training.setup import NOTHING_STORED, Setup, by_iteration, copied, settings, weights
+from training.setup import Setup, by_iteration, copied, run_loop, settings, weights
 from training.step_cases import CASES
 
 SECTIONS = ("grpo", "optimizer", "prompts", "loop", "warm_start", "rollout.sampling")
@@ -128,9 +127,7 @@ def test_every_field_is_shown_to_have_an_effect() -> None:
 
 def run(setup: Setup, changes: dict[str, Any]) -> list[Any]:
     """Chunks of a run, see `by_iteration`."""
-    options = settings(setup.options, changes)
-    inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:8])
-    return list(by_iteration(run_grpo(inputs, NOTHING_STORED)))
+    return list(by_iteration(run_loop(setup, settings(setup.options, changes))))
 
 
 @effect_of("grpo.overlong")
@@ -338,7 +335,7 @@ def sft_validations(setup: Setup, _: Path) -> None:
     assert [row["step"] for row in history if "greedy_solve_rate" in row] == [3, 5]
     held_out = Demonstrator(setup.rows, policy, options, 0, "validation")
     with torch.no_grad():
-        values = [reference.demonstrated_log_probs(policy, held_out.demonstrate(number)) for number in range(3)]
+        values = [sample_log_probs(policy, held_out.demonstrate(number)) for number in range(3)]
     assert history[-1]["validation_loss"] == pytest.approx(-float(torch.cat(values).mean()), rel=1e-3)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -18,32 +18,24 @@ from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from safetensors.torch import load_file
 
 from forked import fork_server
-from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
 from geo_sokoban_pipeline.distributed.process import LocalProcess, WorkerError
-from geo_sokoban_pipeline.distributed.ray_cluster import connected
 from geo_sokoban_pipeline.events import EVENT, Event
 from geo_sokoban_pipeline.policies.policy import load_as, save_policy
 from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
-from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training.audit_scores import score_episodes
 from geo_sokoban_pipeline.training.checkpoint import newest_checkpoint
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.training.rollout_workers import RolloutSide, RolloutWorkers
 from geo_sokoban_pipeline.training.worker_group import restarting
-from geo_sokoban_pipeline.trajectories.parquet import partition
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
-from ray_cluster import RayCluster
+from ray_cluster import RayCluster, joined, wait_until
 from task_options import TrainOptions
-from training.setup import Setup, settings
+from training.setup import LoopFolder, Setup, settings
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -344,10 +336,8 @@ def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
 
     def lose_all(workers: RolloutWorkers) -> None:
         """Once one has stopped in an episode, remove its node, and kill the other worker."""
-        deadline = time.monotonic() + 300
-        while not (stopped := {pid for pid in workers.process_ids if is_stopped(pid)}):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: any(map(is_stopped, workers.process_ids)), "none has stopped")
+        stopped = {pid for pid in workers.process_ids if is_stopped(pid)}
         for node in ray_cluster.nodes[1:]:
             ranks = {process.pid for process in ray_cluster.ranks_of(node)}
             if ranks & stopped:
@@ -360,82 +350,34 @@ def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
     folder = tmp_path / "policy"
     save_policy(setup.policy, folder)
     (folder / "optimizer.safetensors").write_bytes(b"moments")
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as aside:
-        for name, value in ray_cluster.environment.items():
-            patch.setenv(name, value)
-        with connected(options.ray, 2), closing(RolloutWorkers(setup.policy, options)) as workers:
-            workers.update_weights(WeightSource.of_folder(folder), 0)
-            before = workers.process_ids
-            scratch = Path(psutil.Process(before[0]).cwd())
-            assert {path.name for path in scratch.rglob("*.safetensors")} == {"model.safetensors"}
-            calm, _ = collect(setup, workers)
-            assert_same(calm, undisturbed, 1e-5)
-            os.kill(before[1], signal.SIGSTOP)
-            found, metrics = collect(setup, workers, **stopping("episode"))
-            assert_same(found, calm)
-            assert metrics["perf/worker_restarts"] == 2.0
-            losing = aside.submit(lose_all, workers)
-            found, metrics = collect(setup, workers, **stopping("node"))
-            losing.result()
-            assert_same(found, calm)
-            assert metrics["perf/worker_restarts"] == 2.0
-            assert not set(before) & set(workers.process_ids)
-            workers.update_weights(None, 1)
+    with (
+        joined(ray_cluster, options.ray, 2),
+        ThreadPoolExecutor(1) as aside,
+        closing(RolloutWorkers(setup.policy, options)) as workers,
+    ):
+        workers.update_weights(WeightSource.of_folder(folder), 0)
+        before = workers.process_ids
+        scratch = Path(psutil.Process(before[0]).cwd())
+        assert {path.name for path in scratch.rglob("*.safetensors")} == {"model.safetensors"}
+        calm, _ = collect(setup, workers)
+        assert_same(calm, undisturbed, 1e-5)
+        os.kill(before[1], signal.SIGSTOP)
+        found, metrics = collect(setup, workers, **stopping("episode"))
+        assert_same(found, calm)
+        assert metrics["perf/worker_restarts"] == 2.0
+        losing = aside.submit(lose_all, workers)
+        found, metrics = collect(setup, workers, **stopping("node"))
+        losing.result()
+        assert_same(found, calm)
+        assert metrics["perf/worker_restarts"] == 2.0
+        assert not set(before) & set(workers.process_ids)
+        workers.update_weights(None, 1)
     assert ray_cluster.ranks_left() == []
 
 
 # Whole runs, with rollouts beside the training.
 
 ITERATIONS = 4
-
-
-@dataclass
-class Stored:
-    """What a run has given.
-
-    Attributes:
-        validations: their episodes, by partition.
-        folder: where episodes are stored as a run stores them; None: they are only kept.
-    """
-
-    folder: Path | None = None
-    episodes: dict[str, pa.Table] = field(default_factory=dict)
-    validations: dict[str, pa.Table] = field(default_factory=dict)
-    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def add(self, episodes: Any, metrics: Any) -> None:
-        """Take what the loop has yielded, or its order to delete what no checkpoint commits."""
-        if isinstance(metrics, dict):
-            self.metrics.update(metrics)
-        if isinstance(episodes, Rewind) and self.folder is not None:
-            for path in self.folder.glob("*.parquet"):
-                if int(path.name.removeprefix("iter=").partition("-")[0]) > episodes.after:
-                    path.unlink()
-        if isinstance(episodes, dict):
-            self.episodes.update(episodes)
-            for name, table in episodes.items() if self.folder is not None else ():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                pq.write_table(table, self.folder / f"{name.replace('/', '-', 1)}.parquet")
-
-    def read(self) -> dict[str, pa.Table]:
-        """Episodes of the folder, by partition."""
-        assert self.folder is not None
-        paths = sorted(self.folder.glob("*.parquet"))
-        return {path.stem.replace("-", "/", 1): pq.read_table(path) for path in paths}
-
-
-def go_on(setup: Setup, options: TrainOptions, folder: Path, stored: Stored) -> Iterator[int]:
-    """Continue the run of a folder; yields the number of each committed iteration."""
-    inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:4])
-    checkpoints = CheckpointsDataset(str(folder / "checkpoints"))
-    for episodes, validations, metrics, checkpoint in run_grpo(inputs, read_resume_state(folder / "checkpoints")):
-        stored.add(episodes, metrics)
-        if isinstance(validations, dict):
-            stored.validations.update(validations)
-        if checkpoint != {}:
-            checkpoints.save(checkpoint)
-        if isinstance(checkpoint, dict) and checkpoint:
-            yield read_resume_state(folder / "checkpoints")["iteration"]
 
 
 LOOP = {"iterations": ITERATIONS, "eval_interval": 2, "eval_prompts": 2, "keep_last": 2, "max_staleness": 1}
@@ -464,14 +406,14 @@ def kill_worker(*at: tuple[Event, int]) -> None:
 
 
 def die(setup: Setup, options: TrainOptions, folder: Path, at: tuple[Event, int]) -> None:
-    """Run until the event at which this process dies; what it has stored of episodes lies in the folder."""
+    """Run until the event at which this process dies."""
 
     def hear(name: str, given: tuple[Any, ...]) -> None:
         if name == EVENT and given == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hear)
-    list(go_on(setup, options, folder, Stored(folder / "episodes")))
+    list(LoopFolder(folder).go_on(setup, options))
 
 
 def run_and_die(setup: Setup, options: TrainOptions, folder: Path, at: tuple[Event, int]) -> None:
@@ -491,34 +433,23 @@ def run_and_die(setup: Setup, options: TrainOptions, folder: Path, at: tuple[Eve
 
 
 @pytest.fixture(scope="module")
-def undisturbed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Stored]:
-    """A run with rollouts beside the training that nobody kills: its checkpoints and what it gave."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    stored = Stored(folder / "episodes")
-    list(go_on(setup, settings(setup.options, BESIDE), folder, stored))
-    return folder, stored
-
-
-@slow
-def test_rollouts_beside_the_training_have_the_weights_before(undisturbed: tuple[Path, Stored]) -> None:
-    _, stored = undisturbed
-    for name, table in stored.episodes.items():
-        number = int(name.removeprefix("iter=").partition("/")[0])
-        spans = {version for one in table_to_trajectories(table) for version, _, _ in one.weight_spans}
-        assert spans == {max(number - 1, 0)}
-    assert [row["policy_version"] for row in stored.metrics.values()] == [0, 0, 1, 2]
-    assert [row["rollout/staleness"] for row in stored.metrics.values()] == [0.0, 1.0, 1.0, 1.0]
+def undisturbed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> LoopFolder:
+    """A run with rollouts beside the training that nobody kills."""
+    run = LoopFolder(tmp_path_factory.mktemp("undisturbed"))
+    list(run.go_on(setup, settings(setup.options, BESIDE)))
+    return run
 
 
 @slow
 def test_the_last_validation_is_played_by_the_newest_checkpoint(setup: Setup, tmp_path: Path) -> None:
     """By the weights, not only by the version that the episodes name; no rollout lies between the last two."""
-    stored, options = Stored(None), settings(setup.options, BESIDE | {"loop.iterations": 2, "loop.eval_interval": 1})
-    list(go_on(setup, options, tmp_path, stored))
+    run = LoopFolder(tmp_path)
+    options = settings(setup.options, BESIDE | {"loop.iterations": 2, "loop.eval_interval": 1})
+    list(run.go_on(setup, options))
     gaps = {}
     for version in (1, 2):
-        policy = load_as(options.policy, tmp_path / "checkpoints" / partition(version - 1))
-        episodes = table_to_trajectories(stored.validations[f"iter={2:05d}/part-000"])
+        policy = load_as(options.policy, run.checkpoint(version - 1))
+        episodes = table_to_trajectories(run.tables("eval_trajectories")["iter=00002/part-000"])
         gaps[version] = max(np.abs(one.gaps).max() for one in score_episodes(episodes, policy, options.optimizer, 2))
     assert gaps[2] < 1e-4 < gaps[1]
 
@@ -531,33 +462,26 @@ def test_a_run_that_loses_more_workers_than_allowed_names_its_newest_checkpoint(
     with pytest.raises(WorkerError, match=said):
         for one in restarting(options, partial(newest_checkpoint, tmp_path / "checkpoints")):
             with one:
-                list(go_on(setup, options, tmp_path, Stored()))
+                list(LoopFolder(tmp_path).go_on(setup, options))
 
 
 @slow
 @pytest.mark.parametrize("whom", DEATHS)
 def test_rollouts_beside_the_training_end_with_the_same_files_whoever_is_killed(
-    setup: Setup, undisturbed: tuple[Path, Stored], tmp_path: Path, whom: str
+    setup: Setup, undisturbed: LoopFolder, tmp_path: Path, whom: str
 ) -> None:
-    whole, wanted = undisturbed
-    options, found = settings(setup.options, BESIDE), Stored(tmp_path / "episodes")
+    options, run = settings(setup.options, BESIDE), LoopFolder(tmp_path)
     for at in DEATHS["run"] if whom == "run" else ():
         run_and_die(setup, options, tmp_path, at)
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     if whom == "worker":
         kill_worker(*DEATHS["worker"])
-    list(go_on(setup, options, tmp_path, found))
+    list(run.go_on(setup, options))
     killed = len(DEATHS["worker"]) if whom == "worker" else 0
-    assert sum(row.get("perf/worker_restarts", 0.0) for row in found.metrics.values()) == killed
+    assert sum(row.get("perf/worker_restarts", 0.0) for row in run.metrics()) == killed
     after = {process.pid for process in psutil.Process().children(recursive=True)}
     assert after - before <= resource_trackers()
-    episodes, expected = found.read(), wanted.read()
-    assert list(episodes) == list(expected)
-    for name, table in expected.items():
-        assert table.drop_columns("timings").equals(episodes[name].drop_columns("timings")), name
-    last = f"iter={ITERATIONS - 1:05d}"
-    one, other = (load_file(folder / "checkpoints" / last / "model.safetensors") for folder in (whole, tmp_path))
-    assert all(np.array_equal(weight, other[name]) for name, weight in one.items())
+    run.assert_same(undisturbed)
 
 
 def resource_trackers() -> set[int]:

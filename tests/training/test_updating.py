@@ -21,9 +21,8 @@ from geo_sokoban_pipeline.training.backends.base import DivergedError
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate
 from geo_sokoban_pipeline.training.worker import build_rank_scorer
-from stock_pixels import pixel_values
+from policies.library import sample_log_probs
 from task_options import TrainOptions
 
 # Sums of a few hundred float32 terms in another order.
@@ -48,21 +47,6 @@ def samples(tiny_policy: Policy, sokoban_rows: Any, train_options: TrainOptions)
     return made
 
 
-def library_log_probs(policy: Policy, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probs of the trained tokens by the library's plain forward pass over the whole episode."""
-    ids = torch.from_numpy(np.append(sample.input_ids, sample.labels[-1]))[None]
-    pixels = torch.from_numpy(pixel_values(policy.reader, sample.images))
-    logits = policy.model(
-        input_ids=ids,
-        pixel_values=pixels,
-        image_grid_thw=torch.tensor([image.grid for image in sample.images]),
-        mm_token_type_ids=(ids == policy.codec.image_pad_id).int(),
-    ).logits[0]
-    logits = logits.float().index_fill(1, torch.from_numpy(policy.banned_ids), -torch.inf)
-    places = torch.from_numpy(sample.targets - 1)
-    return torch.log_softmax(logits / temperature, -1)[places, torch.from_numpy(sample.labels)]
-
-
 def test_reference_log_probs_are_taken_at_the_sampling_temperature(
     tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path
 ) -> None:
@@ -70,9 +54,9 @@ def test_reference_log_probs_are_taken_at_the_sampling_temperature(
     options = TrainOptions.model_validate({"rollout": {"sampling": {"temperature": 0.5}}})
     scored = build_scorer(PolicyFolder(tmp_path, {}), options)(samples[:2])
     for sample, values in zip(samples[:2], scored, strict=True):
-        expected = library_log_probs(tiny_policy, sample, 0.5).detach().numpy()
+        expected = sample_log_probs(tiny_policy, sample, 0.5).detach().numpy()
         np.testing.assert_allclose(values, expected, atol=TOLERANCE)
-        assert np.abs(values - library_log_probs(tiny_policy, sample).detach().numpy()).max() > 0.01
+        assert np.abs(values - sample_log_probs(tiny_policy, sample).detach().numpy()).max() > 0.01
 
 
 @pytest.mark.parametrize(("compute", "in_a_rank"), [(None, False), ("bfloat16", False), ("bfloat16", True)])
@@ -114,7 +98,7 @@ def test_log_probs_equal_the_library(tiny_policy: Policy, samples: list[TrainSam
     backend = TorchBackend(tiny_policy, OptimizerOptions())
     with torch.no_grad():
         for sample, values in zip(samples, backend.log_probs(samples), strict=True):
-            np.testing.assert_allclose(values, library_log_probs(tiny_policy, sample).numpy(), atol=TOLERANCE)
+            np.testing.assert_allclose(values, sample_log_probs(tiny_policy, sample).numpy(), atol=TOLERANCE)
 
 
 def test_gradients_equal_the_library(tiny_policy: Policy, samples: list[TrainSample]) -> None:
@@ -123,7 +107,7 @@ def test_gradients_equal_the_library(tiny_policy: Policy, samples: list[TrainSam
     ours = {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
     policy.model.zero_grad()
     total = sum(len(sample.targets) for sample in samples)
-    (-sum(library_log_probs(policy, sample).sum() for sample in samples) / total).backward()
+    (-sum(sample_log_probs(policy, sample).sum() for sample in samples) / total).backward()
     for name, parameter in policy.model.named_parameters():
         assert (ours[name] - parameter.grad).norm() <= 1e-4 * parameter.grad.norm(), name
 
@@ -160,15 +144,6 @@ def test_a_step_without_finite_gradient_changes_nothing(
     assert [step(broken), step(good), step(broken), step(broken)] == [1.0, 0.0, 1.0, 1.0]
     with pytest.raises(DivergedError, match="3 optimizer steps in a row"):
         step(broken)
-
-
-@pytest.mark.parametrize(
-    ("iteration", "expected"),
-    [(0, 0.25), (3, 1.0), (50, 1.0), (69, 1.0), (99, 0.1), (500, 0.1)],
-)
-def test_learning_rate_warms_up_stays_and_falls(iteration: int, expected: float) -> None:
-    options = OptimizerOptions(learning_rate=1.0, warmup_iterations=4, schedule_iterations=100, decay_fraction=0.3)
-    assert np.isclose(scheduled_rate(options, iteration), expected)
 
 
 @pytest.mark.parametrize("matrices", ["adamw", "muon"])

@@ -10,7 +10,7 @@ from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.worker import Worker
-from training import reference
+from policies.library import sample_log_probs
 from training.setup import Setup, copied
 
 RATE = 0.5
@@ -27,7 +27,7 @@ def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
     own = copied(setup.policy)
     expert = Demonstrator(setup.rows, own, setup.options, 5, "training")
     samples = [expert.demonstrate(number) for number in range(2, 5)]
-    values = [reference.demonstrated_log_probs(own, sample) for sample in samples]
+    values = [sample_log_probs(own, sample) for sample in samples]
     loss = -torch.cat(values).mean()
     loss.backward()
     assert row["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
