@@ -104,14 +104,6 @@ def test_state_is_untouched_by_later_draws():
     assert state["positions"] == {} and state["bucket_rates"] == {}
 
 
-def test_iteration_attempt_and_seed_change_the_draw():
-    draws = {
-        tuple(sampler_of([1] * 50, order="prompt_solve_rate", seed=seed).draw(iteration, 10, attempt))
-        for seed, iteration, attempt in [(1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1)]
-    }
-    assert len(draws) == 4
-
-
 def test_buckets_are_drawn_by_their_weight():
     """Weights p (1 - p) + 0.03 of the rates 0, 0.5 and 1: 0.03, 0.28, 0.03, whatever the sizes of the buckets."""
     sampler = sampler_of([1] * 90 + [2] * 5 + [3] * 5, order="solve_rate")

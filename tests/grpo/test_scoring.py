@@ -63,23 +63,6 @@ def test_scoring_changes_nothing_and_applying_it_twice_is_applying_it_once(advan
     assert scores.trained_groups == 1
 
 
-def test_equal_rewards_give_no_advantage_and_are_dropped() -> None:
-    episodes = play([[0.9], [0.9], [0.9]], [False, False, False])
-    metrics = score(episodes, GrpoOptions(advantage="grpo", filter="zero_variance", min_groups=0), SUM)
-    assert [episode.advantage for episode in episodes] == [0.0, 0.0, 0.0]
-    assert not any(episode.trained for episode in episodes)
-    assert {episode.drop_reason for episode in episodes} == {"zero_std"}
-    assert metrics["rollout/dynamic_filter/drop_zero_std_1.0"] == 1.0
-
-
-def test_episode_credit_is_normalised_within_the_group() -> None:
-    episodes = play([[1.0], [0.0]], [True, False])
-    score(episodes, GrpoOptions(advantage="grpo", normalize="none", filter="none"), SUM)
-    assert np.isclose(episodes[0].advantage, 2**-0.5, atol=1e-5)
-    assert episodes[1].advantage == -episodes[0].advantage
-    assert all(turn.advantage is None for episode in episodes for turn in assistant_turns(episode))
-
-
 @pytest.mark.parametrize(
     ("scale", "normalize", "clip", "expected"),
     [
@@ -123,7 +106,9 @@ def test_the_clip_comes_last(advantage: str, args: dict[str, Any], normalize: st
         episodes = play([[3.0, 0.0], [0.0, 0.1], [0.0, 0.0], [0.5, 0.0]], [True, False, False, False])
         options = {"advantage": advantage, "advantage_args": args, "normalize": normalize}
         score(episodes, GrpoOptions(**options, filter="none", advantage_clip=limit), SUM)
-        values = [turn for one in episodes for turn in assistant_turns(one)] if advantage == "turn_return" else episodes
+        turns = [turn for one in episodes for turn in assistant_turns(one)]
+        values = turns if advantage == "turn_return" else episodes
+        assert {turn.advantage is None for turn in turns} == {values is episodes}
         return np.array([value.advantage for value in values])
 
     whole = advantages(None)
@@ -249,7 +234,10 @@ def test_a_reward_of_zero_is_a_reward(rewards: list[float], trained: bool) -> No
         episode.reward = reward
     metrics = score(episodes, GrpoOptions(advantage="grpo", filter="zero_variance", min_groups=0), SUM)
     assert [episode.trained for episode in episodes] == [trained] * len(rewards)
-    assert (f"rollout/zero_std/count_{rewards[0]}" in metrics) == (not trained)
+    assert {episode.drop_reason for episode in episodes} == {None if trained else "zero_std"}
+    assert trained or {episode.advantage for episode in episodes} == {0.0}
+    for name in ("zero_std/count", "dynamic_filter/drop_zero_std"):
+        assert (f"rollout/{name}_{rewards[0]}" in metrics) == (not trained)
 
 
 def test_newest_version_without_a_token() -> None:

@@ -1,4 +1,4 @@
-"""Policies of two shapes, for what must hold whatever the number of layers."""
+"""Policies of three shapes, for what must hold whatever the number of layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def mixture(tiny_policy: Policy) -> Policy:
     return build_mixture(tiny_policy)
 
 
-@pytest.fixture(params=["tiny", "deep"])
-def policy(request: pytest.FixtureRequest, tiny_policy: Policy, deep_policy: Policy) -> Policy:
-    """Each of the two in turn."""
-    return tiny_policy if request.param == "tiny" else deep_policy
+@pytest.fixture(params=["tiny_policy", "deep_policy", "mixture"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    """Each of the three in turn."""
+    found: Policy = request.getfixturevalue(request.param)
+    return found

@@ -68,17 +68,6 @@ def test_square_experts_are_refused(tiny_policy, inner):
     check_orientation(tiny_policy.model.config)
 
 
-@torch.no_grad()
-def test_states_are_those_of_the_library_at_few_positions_too(mixture):
-    tokens = torch.randint(0, 300, (2, 8), generator=torch.Generator().manual_seed(0))
-    positions, wanted = torch.arange(8).expand(3, 2, 8), torch.tensor([[7, 3], [5, 4]])
-    expected = mixture.model(input_ids=tokens).logits
-    full, few = (mixture.network(tokens, positions, wanted=chosen) for chosen in (None, wanted))
-    torch.testing.assert_close(mixture.network.logits(full), expected, atol=1e-4, rtol=1e-4)
-    picked = expected[torch.arange(2)[:, None], wanted]
-    torch.testing.assert_close(mixture.network.logits(few), picked, atol=1e-4, rtol=1e-4)
-
-
 def rows_and_block(mixture):
     block = copy.deepcopy(mixture.model.model.language_model.layers[0].mlp)
     with torch.no_grad():

@@ -45,10 +45,9 @@ def test_sharded_units_give_the_same_gradients(policy, mesh, setting):
     compare(policy, mesh, **setting)
 
 
-@pytest.mark.parametrize("compute", [None, "bfloat16"])
-def test_sharded_experts_do_too(mixture, mesh, compute):
+def test_sharded_experts_do_too_in_bfloat16(mixture, mesh):
     policy = copy.deepcopy(mixture)
-    policy.compute = compute
+    policy.compute = "bfloat16"
     compare(policy, mesh, gradient_checkpointing=True)
 
 

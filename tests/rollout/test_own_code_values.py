@@ -12,7 +12,7 @@ from task_options import EnvOptions
 
 STOP = ("go", "stop")
 
-MUST = "must return a dict with the key 'reward' (float), or a float; "
+MUST = ": must return a dict with the key 'reward' (float), or a float; "
 
 
 def reward_of(tmp_path, body):
@@ -62,13 +62,14 @@ def test_numbers_and_dicts(tmp_path, body, reward, parts):
         ("return [1.0, 2.0]", f"{MUST}it returned a list"),
         ("return {}", f"{MUST}its dict has no key"),
         ("return {'score': 1.0}", f"{MUST}its dict has 'score'"),
-        ("return {'reward': None}", "'reward' must be a number; it is None"),
-        ("return {'reward': 1.0, 'why': 'short'}", "'why' must be a number; it is a str"),
+        ("return {'reward': None}", ": 'reward' must be a number; it is None"),
+        ("return {'reward': float('nan')}", " gave reward=nan; numbers must be finite."),
+        ("return {'reward': 1.0, 'why': 'short'}", ": 'why' must be a number; it is a str"),
     ],
 )
 def test_other_values_get_a_sentence(tmp_path, body, said):
     spec = f"{tmp_path}/own.py:reward"
-    assert play(tmp_path, body).error == f"ValueError: reward.function={spec}: {said}"
+    assert play(tmp_path, body).error == f"ValueError: reward.function={spec}{said}"
 
 
 @pytest.mark.parametrize(

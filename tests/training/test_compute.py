@@ -11,13 +11,12 @@ import torch
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.policies.policy import device_of, load_as, save_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import build_sample
-from task_options import EnvOptions, PolicyOptions, RewardOptions
+from task_options import EnvOptions, RewardOptions
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +58,3 @@ def test_a_step_moves_float32_weights(mixed, samples):
     steps = torch.cat([(weight - before[name]).abs().flatten() for name, weight in weights.items()])
     # In bfloat16 no weight above 1e-3 could move by a millionth.
     assert 0 < steps.max() < 3e-6 and (steps > 0).float().mean() > 0.5
-
-
-def test_options_decide_where_and_how(tiny_policy, tmp_path):
-    save_policy(tiny_policy, tmp_path)
-    policy = load_as(PolicyOptions(compute="bfloat16", device="cpu"), tmp_path)
-    assert (policy.compute, policy.model.device.type) == ("bfloat16", "cpu")
-    assert device_of(PolicyOptions(device="auto")) == ("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,14 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from coins import rows_of
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts, validate_policy
 from geo_sokoban_pipeline.evaluation.summary import evaluate_baseline, shuffle_images
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -263,30 +261,6 @@ def test_prompts_are_of_run_seed_iteration_and_refill(options: TrainOptions, ord
     assert len(set(found.values())) == (2 if order == "shuffle" else 8)
     assert {seed for seed, _, _ in found} == {0, 1} and found[0, 0, 0] != found[1, 0, 0]
     assert draw(1, 1, 1) == found[1, 1, 1]
-
-
-def weights(policy: Policy) -> dict[str, torch.Tensor]:
-    return dict(policy.model.state_dict())
-
-
-def test_initial_weights_are_of_the_run_seed(smallest: Policy, train_options: TrainOptions, tmp_path: Any) -> None:
-    own = smallest.model.config.text_config
-    tiny = TinyPolicyOptions(hidden=16, heads=2, kv_heads=2, head_dim=8, mlp=16, layers=own.num_hidden_layers)
-    again, other = build_tiny_policy(tiny, 0), build_tiny_policy(tiny, 1)
-    assert all(torch.equal(value, weights(again)[name]) for name, value in weights(smallest).items())
-    drawn = [name for name, value in weights(smallest).items() if value.std() > 0 and value.ndim > 1]
-    assert len(drawn) > 10
-    assert not any(torch.equal(weights(smallest)[name], weights(other)[name]) for name in drawn)
-    assert other.codec.hashes() == smallest.codec.hashes()
-    # The run's seed is the one that arrives.
-    policy_options = train_options.policy.model_copy(update={"tiny": tiny})
-    contents = []
-    for seed in (0, 1):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        write_starting_policy(policy_options, seed, {})(folder)
-        contents.append((folder / "model.safetensors").read_bytes())
-    assert contents[0] != contents[1]
 
 
 def test_levels_are_of_the_data_seed(sokoban_rows: Any) -> None:
