@@ -12,15 +12,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from unittest import mock
 
 import psutil
 
 from forked import fork_server
+from geo_sokoban_pipeline.config.ray import RayOptions
+from geo_sokoban_pipeline.distributed.ray_cluster import connected
 from geo_sokoban_pipeline.processes import supervised
 from mounts import hide_here
 
@@ -217,6 +220,13 @@ class RayCluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+
+@contextmanager
+def joined(cluster: RayCluster, placing: RayOptions, count: int = 1) -> Iterator[None]:
+    """This process as a driver of so many actors, for the `with` block."""
+    with mock.patch.dict(os.environ, cluster.environment), connected(placing, count):
+        yield
 
 
 def wait_until(holds: Callable[[], bool], what: str, seconds: float = 300) -> None:

@@ -28,9 +28,10 @@ from geo_sokoban_pipeline.distributed.process import (
     WorkerHandle,
     results_of,
 )
-from geo_sokoban_pipeline.distributed.ray_cluster import connected
 from geo_sokoban_pipeline.distributed.ray_process import start_ray_processes
 from rank_jobs import PATIENCE, Member, build, build_badly, close, die_while_building, run
+from ray_cluster import joined
+from servers import all_gone
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -52,16 +53,13 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
         started.append(start_ray_processes(["one"], "one with", PLACING)[0].build(builder))
         return started[-1]
 
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "local":
-            yield start_here
-        else:
-            for name, value in request.getfixturevalue("ray_cluster").environment.items():
-                patch.setenv(name, value)
-            with connected(PLACING, 1):
-                yield start_there
-                close(started, patient=False)
-    close(started, patient=False)
+    if request.param == "local":
+        yield start_here
+        close(started, patient=False)
+    else:
+        with joined(request.getfixturevalue("ray_cluster"), PLACING):
+            yield start_there
+            close(started, patient=False)
 
 
 def died(handle: WorkerHandle, method: str, *arguments: Any) -> str:
@@ -147,6 +145,7 @@ def test_the_end_of_a_process_fails_all_that_waits_for_it(start: Start, how: str
 def test_it_may_be_closed_from_another_thread_and_again(start: Start) -> None:
     handle = start(build)
     handle.ready.result(60)
+    process = psutil.Process(handle.pid)
     working = handle.call("sleep", 600.0)
     closing_it = threading.Thread(target=handle.close, kwargs={"patient": False})
     closing_it.start()
@@ -154,10 +153,7 @@ def test_it_may_be_closed_from_another_thread_and_again(start: Start) -> None:
     closing_it.join(60)
     handle.close()
     assert "is closed" in died(handle, "echo", 1)
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(handle.pid) and psutil.Process(handle.pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert all_gone([process], 60)
 
 
 def test_one_that_hangs_or_is_silent_is_told_from_one_that_waits(start: Start) -> None:

@@ -15,10 +15,10 @@ import torch
 from forked import ForkedCommand
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.process import WorkerDied, WorkerError
-from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError, connected
+from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError
 from geo_sokoban_pipeline.distributed.ray_process import CHUNK_BYTES, RayProcess, start_ray_processes
 from rank_jobs import build, close, join, run
-from ray_cluster import RayCluster
+from ray_cluster import RayCluster, joined
 from runs import finish
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ranks")]
@@ -27,12 +27,8 @@ APART = RayOptions(strategy="STRICT_SPREAD", patience=60)
 
 @pytest.fixture(scope="module", autouse=True)
 def _joined(ray_cluster: RayCluster) -> Iterator[None]:
-    """This process as a driver."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ray_cluster.environment.items():
-            patch.setenv(name, value)
-        with connected(APART, 2):
-            yield
+    with joined(ray_cluster, APART, 2):
+        yield
 
 
 def start(options: RayOptions = APART) -> list[RayProcess]:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from geo_sokoban_pipeline.config.ray import RayOptions
-from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError, connected
+from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError
 from geo_sokoban_pipeline.distributed.ray_process import start_ray_processes
 from geo_sokoban_pipeline.distributed.ray_servers import RayServer, RayServers
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.worker_group import servers_alone
 from rank_jobs import close
-from ray_cluster import RayCluster, wait_until
+from ray_cluster import RayCluster, joined, wait_until
 from task_options import TrainOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ranks")]
@@ -28,24 +28,18 @@ PLACING = RayOptions(cpus=0.1, patience=3)
 
 @pytest.fixture(scope="module", autouse=True)
 def _joined(ray_cluster: RayCluster) -> Iterator[None]:
-    """This process as a driver."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ray_cluster.environment.items():
-            patch.setenv(name, value)
-        with connected(PLACING, 1):
-            yield
+    with joined(ray_cluster, PLACING):
+        yield
 
 
 def visible(server: RayServer) -> list[str]:
     """GPUs that a server's program is shown."""
     written = Path(f"{server.options.python}.gpus")
     server.start()
-    deadline = time.monotonic() + 30
-    while not written.exists() or not (text := written.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: written.exists() and written.read_text().endswith("\n"), "its program has not begun", 30)
+    found = written.read_text().strip().split(",")
     written.unlink()
-    return text.strip().split(",")
+    return found
 
 
 def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -12,13 +11,12 @@ import pytest
 
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
-from geo_sokoban_pipeline.distributed.ray_cluster import connected
 from geo_sokoban_pipeline.distributed.ray_process import ActorPlace
 from geo_sokoban_pipeline.distributed.ray_servers import RayServers, shared_ranks
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from ray_cluster import RayCluster
+from ray_cluster import RayCluster, joined
 from servers import launch_options
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ranks")]
@@ -26,23 +24,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ranks")]
 PLACING = RayOptions(cpus=0.5, patience=60)
 
 
-@pytest.fixture
-def joined(ray_cluster: RayCluster) -> Iterator[RayCluster]:
-    """A cluster that this process has joined as a driver."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ray_cluster.environment.items():
-            patch.setenv(name, value)
-        with connected(PLACING, 1):
-            yield ray_cluster
-
-
 @pytest.mark.slow
-def test_a_server_that_cannot_start_on_its_node_says_why(joined: RayCluster, tiny_policy: Policy) -> None:
+def test_a_server_that_cannot_start_on_its_node_says_why(ray_cluster: RayCluster, tiny_policy: Policy) -> None:
     options = launch_options(python="/no/such/python")
     said = r"(?s)server 1 of 1 on [\d.]+: .*/no/such/python: no such interpreter"
-    with closing(RayServers(PLACING)) as servers, pytest.raises(ServerLost, match=said):
-        SglangEngine(tiny_policy, options, servers.launcher)
-    assert joined.ranks_left() == []
+    with joined(ray_cluster, PLACING):
+        with closing(RayServers(PLACING)) as servers, pytest.raises(ServerLost, match=said):
+            SglangEngine(tiny_policy, options, servers.launcher)
+        assert ray_cluster.ranks_left() == []
 
 
 def test_a_late_answer_of_an_actor_holds_up_no_other_server() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -71,15 +71,9 @@ class InPlaceOfServers(TransformersEngine):
     restarts = 0
 
 
-class OneRank(WorkerGroup):
-    """This process as the only rank that found a place."""
-
-    def __init__(self, policy: Policy, options: TrainOptions) -> None:
-        super().__init__(policy, options.with_processes(1))
-
-    def run(self, own: Callable[[], Any], jobs: Sequence[Any]) -> list[Any]:
-        assert list(jobs) == []
-        return [own()]
+def one_rank(policy: Policy, options: TrainOptions) -> closing[WorkerGroup]:
+    """A group of this process, as the only rank that found a place."""
+    return closing(WorkerGroup(policy, options.with_processes(1)))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +122,7 @@ def test_a_warm_start_validates_with_the_servers_of_its_ranks(
     tiny_policy: Policy, few: TrainOptions, servers: list[int], sokoban_rows: Callable[..., Any]
 ) -> None:
     policy, rows = copy.deepcopy(tiny_policy), sokoban_rows(4, max_solution=3)
-    with closing(OneRank(policy, few)) as workers:
+    with one_rank(policy, few) as workers:
         history, _ = sft.run_sft(policy, rows, rows[:1], few, 0, workers=workers)
     assert "sampled_solve_rate" in history[0] and servers == [1]
 
@@ -140,7 +134,7 @@ def test_stored_policies_are_rolled_out_by_the_servers_of_the_ranks_and_sent_fro
     sokoban_rows: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_group, "open_worker_group", lambda policy, options: closing(OneRank(policy, options)))
+    monkeypatch.setattr(worker_group, "open_worker_group", one_rank)
     options = RolloutPipelineOptions.model_validate({"source": {"run": "train_sokoban"}})
     rows = pd.DataFrame(sokoban_rows(4, max_solution=3))
     chunks = list(collect_trajectories(lambda: folder, lambda: (None, None), rows, options, few, 0))

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +19,8 @@ from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.runs.storage import read_json
 from kill_hook import kill_at
 from ray_cluster import RayCluster, is_server, submit, wait_until
-from runs import ROOT, assert_same_run, beside, finish, kedro_command, read_run
-from servers import ON_CPU, all_gone, need_environment
+from runs import ROOT, assert_same_run, beside, finish, kedro_command, params, read_run
+from servers import ON_CPU, all_gone, need_environment, processes_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ranks")]
 
@@ -45,14 +46,11 @@ def reward(result, args):
 GEOMETRY = "train_geo3k_multi_turn"
 
 
-def params(*parts: dict[str, Any], run: str = RUN) -> tuple[str, str]:
-    chosen = {name: value for part in parts for name, value in part.items()}
-    return f"--pipelines={run}", "--params=" + ",".join(f"{run}.{name}={value}" for name, value in chosen.items())
-
-
-def checkpoints_of(data: Path) -> Path:
-    """Checkpoints of a run."""
-    return data / "06_models" / RUN / "default" / "checkpoints"
+def submit_run(cluster: RayCluster, data: Path, *words: str) -> subprocess.Popen[str]:
+    """A command with its data root, as a job of the cluster."""
+    entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {' '.join(words)}"
+    variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
+    return submit(cluster, ["sh", "-c", entry], variables)
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +89,8 @@ def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
         "ray.cpus": 0.5,
     }
     data = ray_cluster.hidden / "submitted"
-    words = " ".join(params(shape, APART, run=GEOMETRY))
-    entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {words}"
-    variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
     with beside(kedro_command(*params(shape, run=GEOMETRY), data_root=tmp_path)):
-        submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
+        submitted = submit_run(ray_cluster, data, *params(shape, APART, run=GEOMETRY))
         output, _ = submitted.communicate(timeout=600)
         assert submitted.returncode == 0, output[-4000:]
     assert_same_run(read_run(tmp_path, GEOMETRY), read_run(data, GEOMETRY))
@@ -210,11 +205,8 @@ def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns_though_the_
         "rollout.server.faults.grace": 1.0,
         **sampled,
     }
-    words = " ".join((*params(shape, APART), LOOP))
-    entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {words}"
-    variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
     metrics = data / "07_model_output" / RUN / "default" / "metrics"
-    submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
+    submitted = submit_run(ray_cluster, data, *params(shape, APART), LOOP)
     killed: list[psutil.Process] = []
     with suppress(AssertionError, ValueError, psutil.Error):  # what the job says is of more use
         wait_until(lambda: (metrics / "iter=00000.json").exists() or submitted.poll() is not None, "no metrics", 600)
@@ -238,22 +230,12 @@ def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns_though_the_
 
 
 def test_a_cluster_of_the_runs_own_ends_with_it_and_others_live_on(ray_cluster: RayCluster, tmp_path: Path) -> None:
-    def left() -> list[str]:
-        """Processes that have inherited the data root from the driver."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("GEO_SOKOBAN_DATA_ROOT") == str(tmp_path):
-                    found.append(process.name())
-            except psutil.Error:
-                continue
-        return found
-
     own = params(SHAPE, {"placement": "ray"})
     process = kedro_command(*own, data_root=tmp_path, **kill_at(f"{Event.SFT_STEP}:*", 2))
     output, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, output[-3000:]
-    wait_until(lambda: left() == [], "processes of the run's cluster are left")
+    # They have inherited the data root from the driver.
+    wait_until(lambda: processes_with(f"GEO_SOKOBAN_DATA_ROOT={tmp_path}") == [], "processes of its cluster are left")
     assert all(node.poll() is None for node in ray_cluster.nodes)
 
 
@@ -298,8 +280,6 @@ def test_lost_nodes_cost_their_iterations_and_then_a_rank(
     stored = [read_json(path) for path in metrics]
     assert [one.get("perf/missing_ranks") for one in stored] == [None, 1]
     assert [one["perf/restarts"] for one in stored] == [1, 1]
-    layouts = [
-        read_json(path)["layout"]["processes"] for path in sorted(checkpoints_of(data).glob("iter=*/manifest.json"))
-    ]
-    assert layouts == [2, 1]
+    manifests = sorted((data / "06_models" / RUN / "default/checkpoints").glob("iter=*/manifest.json"))
+    assert [read_json(path)["layout"]["processes"] for path in manifests] == [2, 1]
     assert ray_cluster.ranks_left() == []

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServerProcess, find_ports, is_free
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import start_router
+from ray_cluster import wait_until
 from servers import all_gone, launch_options
 
 pytestmark = pytest.mark.xdist_group("sglang")
@@ -38,10 +38,7 @@ time.sleep(600)
 
 def family(tmp_path: Path, kind: str = "plain", grace: float = 1.0) -> tuple[ServerProcess, list[psutil.Process]]:
     process = ServerProcess([sys.executable, "-c", FAMILY, kind], os.environ, tmp_path / "log", grace)
-    deadline = time.monotonic() + 60
-    while "pids" not in process.tail():
-        assert time.monotonic() < deadline, process.tail()
-        time.sleep(0.05)
+    wait_until(lambda: "pids" in process.tail(), "it has not begun", 60)
     pids = [process.pid, *map(int, process.tail().split("pids")[1].split())]
     return process, [psutil.Process(pid) for pid in pids]
 
@@ -106,9 +103,7 @@ def test_it_ends_with_its_parent(tmp_path, ending):
 def test_a_program_that_ends_by_itself_leaves_its_words(tmp_path):
     code = "import sys; print('too little memory'); sys.exit(3)"
     process = ServerProcess([sys.executable, "-c", code], os.environ, tmp_path / "a" / "log", 1.0)
-    deadline = time.monotonic() + 60
-    while process.alive and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: not process.alive, "it has not ended", 60)
     assert (process.exit_code, process.tail()) == (3, "too little memory")
     process.end()
 
@@ -131,9 +126,7 @@ def test_a_program_that_never_had_a_pid_ends_nobody_else(tmp_path, monkeypatch):
 
 def test_a_program_that_does_not_exist(tmp_path):
     process = ServerProcess([str(tmp_path / "nothing")], os.environ, tmp_path / "log", 1.0)
-    deadline = time.monotonic() + 60
-    while process.alive and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: not process.alive, "it has not ended", 60)
     assert "FileNotFoundError" in process.tail()
     process.end()
 
