@@ -58,7 +58,8 @@ FIGURES = {"scaling": draw_scaling, "backends": draw_backends}
 
 
 def keep(name: str, found: Found, root: Path = ROOT) -> None:
-    """Write the results of a benchmark and their docs, if `BENCH_DOCS=1` is set."""
+    """Print the results of a benchmark; write them and their docs, if `BENCH_DOCS=1` is set."""
+    print(f"\n{RENDERERS[name](found)}")
     if os.environ.get("BENCH_DOCS") != "1":
         return
     write_json(root / "docs" / "results" / f"bench_{name}.json", add_maker(found, root))

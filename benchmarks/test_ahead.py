@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.records import keep
 from benchmarks.runs import run_training
-from benchmarks.tables import ahead_ratio, render_ahead
+from benchmarks.tables import ahead_ratio
 
 ITERATIONS, FIRST = 16, 4  # the first ones fill caches
 THRESHOLD = 0.65
@@ -41,6 +41,5 @@ def test_an_iteration_takes_little_more_than_its_longer_half(tmp_path: Path) -> 
         "in_turn": mean_seconds(tmp_path, 0),
         "beside": mean_seconds(tmp_path, 1),
     }
-    print(f"\n{render_ahead(found)}\nThreshold: {THRESHOLD}")
     keep("ahead", found)
     assert ahead_ratio(found) <= THRESHOLD

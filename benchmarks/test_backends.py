@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.records import keep
 from benchmarks.runs import run_training
-from benchmarks.tables import curve_gap, render_backends
+from benchmarks.tables import curve_gap
 
 SEEDS, ITERATIONS, GROUPS, GROUP_SIZE = (0, 1, 2), 25, 16, 8
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
@@ -46,7 +46,6 @@ def test_both_backends_learn_alike(tmp_path: Path) -> None:
             curves[name].append([row["rollout/raw_reward"] for row in rows])
             norms[name].append([row["train/grad_norm"] for row in rows])
     found = {"seeds": list(SEEDS), "episodes": GROUPS * GROUP_SIZE, "curves": curves, "norms": norms}
-    print(f"\n{render_backends(found)}\nThreshold: {THRESHOLD} times the second curve's")
     keep("backends", found)
     _, other, megatron = curves
     assert curve_gap(found, megatron) <= THRESHOLD * curve_gap(found, other)

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from benchmarks.records import keep
-from benchmarks.tables import render_browser
 
 from builders import CONTEXT, make_trajectories
 from chromium import Page, open_page
@@ -37,7 +36,6 @@ def found() -> Iterator[dict[str, Any]]:
     collected: dict[str, Any] = {}
     yield collected
     if {"building", "list", "episode"} <= set(collected):
-        print(f"\n{render_browser(collected)}")
         keep("browser", collected)
 
 

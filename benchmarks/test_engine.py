@@ -14,69 +14,48 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from benchmarks.records import keep
+from benchmarks.setup import Rows, default_options, default_rows, warmed_policy
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.envs.sokoban import SokobanEnv
 from geo_sokoban_pipeline.envs.sokoban import env as sokoban
-from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
-from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
-from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.policies.patches import PatchReader
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from geo_sokoban_pipeline.training.runtime import prepare_process
-from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
-ROOT = Path(__file__).parents[1]
 EPISODES, ROUNDS, WARM_START_STEPS = 64, 3, 80
 THRESHOLDS = {8: 2.0, 30: 4.0}
 UNMEASURED, MEASURED = 2, 8  # iterations; the first ones import, allocate and fill caches
 OBSERVING_BAR, ENVIRONMENTS_BAR = 0.05, 0.12
 
-Rows = list[dict[str, Any]]
-
 
 @pytest.fixture(scope="module")
 def options() -> TrainOptions:
     """Default options, with a short SFT on random legal moves: responses are well formed, levels stay unsolved."""
-    text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
-    defaults = SOKOBAN.train_config.model_validate(yaml.safe_load(text)["train_sokoban"])
-    expert = defaults.warm_start.teacher.model_copy(update={"name": "random_legal"})
-    steps = WARM_START_STEPS
-    brief = {"steps": steps, "validate_every": steps, "validation_episodes": 8, "teacher": expert}
-    return defaults.model_copy(update={"processes": 1, "warm_start": defaults.warm_start.model_copy(update=brief)})
+    steps = {"steps": WARM_START_STEPS, "validate_every": WARM_START_STEPS, "validation_episodes": 8}
+    return default_options({"processes": 1, "warm_start": {**steps, "teacher": {"name": "random_legal"}}})
 
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    text = (ROOT / "conf/base/parameters/sokoban.yml").read_text(encoding="utf-8")
-    data = SokobanDataOptions.model_validate(yaml.safe_load(text)["sokoban"])
-    frame = make_prompts(read_levels(data)[0], data)[0]
-    return [row for row in frame.to_dict("records") if row["split"] == "train"]
+    return default_rows()
 
 
 @pytest.fixture(scope="module")
 def policy(options: TrainOptions, rows: Rows) -> Policy:
-    prepare_process(1)
-    made = build_tiny_policy(TinyPolicyOptions(texts="sokoban"), seed=0)
-    run_sft(made, rows, rows[:8], options, seed=0)
-    return made
+    return warmed_policy(options, rows)
 
 
 def make_tasks(rows: Rows, groups: int, group_size: int) -> list[EpisodeRequest]:
@@ -179,36 +158,19 @@ class Observing:
         return self.seconds - self.calls * empty.seconds / empty.calls
 
 
-@dataclass
-class Sums:
-    """CPU-seconds of several rollouts, and of a part of them."""
-
-    whole: float = 0.0
-    part: float = 0.0
-
-    def add(self, whole: float, part: float) -> None:
-        self.whole, self.part = self.whole + whole, self.part + part
-
-    @property
-    def share(self) -> float:
-        return self.part / self.whole
+def share(pairs: Sequence[tuple[float, float]]) -> float:
+    """Of second numbers in first ones, over all pairs."""
+    return sum(part for _, part in pairs) / sum(whole for whole, _ in pairs)
 
 
-@dataclass
-class Novelty:
-    """Shares of the iterations' prompts and boards that no earlier iteration had."""
-
-    seen: set[Any] = field(default_factory=set)
-    new: int = 0
-    all: int = 0
-
-    def add(self, things: set[Any]) -> None:
-        self.new, self.all = self.new + len(things - self.seen), self.all + len(things)
-        self.seen |= things
-
-    @property
-    def share(self) -> float:
-        return self.new / self.all
+def share_of_new(iterations: Sequence[set[Any]]) -> float:
+    """Of what the measured iterations have, the share that no earlier one had."""
+    seen: set[Any] = set()
+    counts = []
+    for things in iterations:
+        counts.append((len(things), len(things - seen)))
+        seen |= things
+    return share(counts[UNMEASURED:])
 
 
 def test_share_of_environments(
@@ -217,9 +179,9 @@ def test_share_of_environments(
     groups, size = options.grpo.groups, options.grpo.group_size
     settings, engine = make_settings(options, options.rollout), build_engine(policy, options.rollout)
     sampler = PromptSampler([row["solution_length"] for row in rows], options.prompts, 42)
-    prompts, boards = Novelty(), Novelty()
-    observing: dict[str, Sums] = defaultdict(Sums)
-    environments: dict[str, Sums] = defaultdict(Sums)
+    prompts, boards = list[set[int]](), list[set[bytes]]()
+    observing: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    environments: dict[str, list[tuple[float, float]]] = defaultdict(list)
     # The loop's clock reads CPU time here: on a busy machine the wall clock counts other people's work.
     monkeypatch.setattr(time, "perf_counter", time.process_time)
     for iteration in range(UNMEASURED + MEASURED):
@@ -233,19 +195,17 @@ def test_share_of_environments(
                     clock.watch(patches)
                 seconds, episodes = rollout_timed(engine, policy, tasks, settings)
             if iteration >= UNMEASURED and iteration % 2:
-                observing[kind].add(seconds, clock.result())
+                observing[kind].append((seconds, clock.result()))
             elif iteration >= UNMEASURED:
-                environments[kind].add(seconds, sum(episode.timings["env"] for episode in episodes))
+                environments[kind].append((seconds, sum(episode.timings["env"] for episode in episodes)))
         solved = [episode.metrics["success"] for episode in episodes]
         sampler.update(drawn, [sum(solved[at : at + size]) / size for at in range(0, len(solved), size)])
-        if iteration == UNMEASURED:
-            prompts.new = prompts.all = boards.new = boards.all = 0
-        prompts.add(set(drawn))
-        boards.add({image for episode in episodes for image in episode.images})
+        prompts.append(set(drawn))
+        boards.append({image for episode in episodes for image in episode.images})
     shares = {
-        "observing": {kind: sums.share for kind, sums in observing.items()},
-        "environments": {kind: sums.share for kind, sums in environments.items()},
-        "new": {"prompts": prompts.share, "boards": boards.share},
+        "observing": {kind: share(pairs) for kind, pairs in observing.items()},
+        "environments": {kind: share(pairs) for kind, pairs in environments.items()},
+        "new": {"prompts": share_of_new(prompts), "boards": share_of_new(boards)},
     }
     print(f"\n{MEASURED} iterations of {len(tasks)} episodes: {shares}")
     found |= {"episodes": len(tasks), **shares}

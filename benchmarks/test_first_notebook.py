@@ -13,7 +13,6 @@ from pathlib import Path
 
 from benchmarks.records import ROOT, keep
 from benchmarks.runs import measure_python, repeat_iterations, run_training
-from benchmarks.tables import render_notebook
 
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import read_index
@@ -39,6 +38,5 @@ def test_memory_of_the_first_notebook(tmp_path: Path) -> None:
         "-c", CELLS, str(NOTEBOOK), data_root=tmp_path / "data", is_quiet=True, **environment
     )
     found = {"episodes": episodes, "gib": usage.ru_maxrss / 2**20, "seconds": seconds}
-    print(f"\n{render_notebook(found)}")
     keep("notebook", found)
     assert found["gib"] < GIB

@@ -7,7 +7,6 @@ CPU-seconds for the whole pipeline, which runs in one process.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -15,13 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
-from kedro.io import DataCatalog
-from kedro.runner import SequentialRunner
 
 from geo_sokoban_pipeline.envs.rows import BadRow, read_rows
-from geo_sokoban_pipeline.pipelines.data import create_pipeline
-from geo_sokoban_pipeline.tasks import task_of
+from task_tables import run_data
 
 ROOT = Path(__file__).parents[1]
 ROWS, THRESHOLD = 2000, 60.0
@@ -42,15 +37,9 @@ def real_size_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("task", "instruction"), [("geo3k", "question"), ("geo3k_multi_turn", "tool")])
 def test_rows_per_second(real_size_rows: Path, tmp_path: Path, task: str, instruction: str) -> None:
     counts = {"train": None, "validation": None, "eval": None}
-    catalog = DataCatalog.from_config(_entries(task, tmp_path))
-    catalog[f"params:{task}"] = {
-        "source": "file",
-        "file": {"path": str(real_size_rows)},
-        "counts": counts,
-        "instruction": instruction,
-    }
+    source = {"source": "file", "file": {"path": str(real_size_rows)}}
     wall, spent = time.perf_counter(), time.process_time()
-    SequentialRunner().run(create_pipeline(task_of(task)), catalog)
+    catalog = run_data(tmp_path, {**source, "counts": counts, "instruction": instruction}, task)
     wall, spent = time.perf_counter() - wall, time.process_time() - spent
     assert catalog.load(f"{task}.data_report")["problems"] == ROWS
     megabytes = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet")) / 1e6
@@ -59,14 +48,3 @@ def test_rows_per_second(real_size_rows: Path, tmp_path: Path, task: str, instru
         f"processor, {ROWS / spent:.0f} rows per CPU-second; {megabytes:.0f} MB written"
     )
     assert spent < THRESHOLD
-
-
-def _entries(task: str, folder: Path) -> dict[str, dict[str, object]]:
-    """The project's own catalog entries of a task, below another data root."""
-    data = {task: {"id": "rows", "schemas": task_of(task).schemas}}
-    found: dict[str, dict[str, object]] = {}
-    for file in ("01_raw", "02_intermediate", "05_model_input"):
-        text = (ROOT / "conf" / "base" / "catalog" / f"{file}.yml").read_text(encoding="utf-8")
-        text = text.replace("${globals:data_root}", str(folder)).replace("${task_data:}", json.dumps(data))
-        found |= yaml.safe_load(text)
-    return {name: entry for name, entry in found.items() if not name.startswith("_")}

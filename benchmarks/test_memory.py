@@ -7,16 +7,13 @@ the end of an iteration, each the mean of five. Threshold: after 200 iterations 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-import pytest
 import yaml
 from benchmarks.records import ROOT, keep
 from benchmarks.runs import run_training
-from benchmarks.tables import memory_growth, render_memory
+from benchmarks.tables import memory_growth
 
 from geo_sokoban_pipeline.studies.plan import merge
 
@@ -25,21 +22,14 @@ ITERATIONS, AT = 205, (20, 60, 100, 150, 200)
 THRESHOLD = 0.05
 
 
-@pytest.fixture(scope="module")
-def recipes() -> Iterator[list[dict[str, Any]]]:
-    found: list[dict[str, Any]] = []
-    yield found
-    if len(found) == len(RECIPES):
-        keep("memory", {"recipes": found})
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_memory_of_a_long_run(recipe: str, recipes: list[dict[str, Any]], tmp_path: Path) -> None:
-    study = yaml.safe_load((ROOT / f"conf/base/parameters/studies/{recipe}.yml").read_text(encoding="utf-8"))
-    own = study[f"study_{recipe}"].get("train", {})
-    rows = run_training(tmp_path, recipe, merge(own, {"loop": {"iterations": ITERATIONS}}))
-    memory = [row["perf/memory_gb"] for row in rows]
-    found = {"name": recipe, "memory_gb": [[at, round(fmean(memory[at - 2 : at + 3]), 3)] for at in AT]}
-    recipes.append(found)
-    print(f"\n{render_memory({'recipes': recipes})}\nBar: {100 * THRESHOLD:.0f} %")
-    assert memory_growth(found) <= THRESHOLD
+def test_memory_of_long_runs(tmp_path: Path) -> None:
+    found = []
+    for recipe in RECIPES:
+        study = yaml.safe_load((ROOT / f"conf/base/parameters/studies/{recipe}.yml").read_text(encoding="utf-8"))
+        own = study[f"study_{recipe}"].get("train", {})
+        rows = run_training(tmp_path, recipe, merge(own, {"loop": {"iterations": ITERATIONS}}))
+        memory = [row["perf/memory_gb"] for row in rows]
+        sizes = [[at, round(fmean(memory[at - 2 : at + 3]), 3)] for at in AT]
+        found.append({"name": recipe, "memory_gb": sizes})
+    keep("memory", {"recipes": found})
+    assert max(map(memory_growth, found)) <= THRESHOLD

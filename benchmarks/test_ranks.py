@@ -12,20 +12,16 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from benchmarks.records import keep
-from benchmarks.tables import rank_ratio, render_ranks
+from benchmarks.setup import default_options, make_rows
+from benchmarks.tables import rank_ratio
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, TrainOptions
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
-from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
-from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -36,7 +32,6 @@ from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.worker_group import open_worker_group
 
-ROOT = Path(__file__).parents[1]
 SIZES: dict[str, Any] = {
     "texts": "sokoban",
     "hidden": 768,
@@ -56,8 +51,7 @@ OBJECTIVE = GrpoObjective(GrpoOptions())
 
 @pytest.fixture(scope="module")
 def options() -> TrainOptions:
-    text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
-    return SOKOBAN.train_config.model_validate(yaml.safe_load(text)["train_sokoban"])
+    return default_options({})
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +65,7 @@ def policy() -> Policy:
 @pytest.fixture(scope="module")
 def samples(policy: Policy, options: TrainOptions) -> list[TrainSample]:
     """Demonstrations of the default task with advantages, and the policy's own log-probs."""
-    base = {"cell_px": 16, "instruction": "brief", "inner_walls": [1, 4], "max_solution": 8}
-    data = SokobanDataOptions.model_validate(base | {"counts": {"train": 64, "validation": 8, "eval": 8}})
-    rows = make_prompts(read_levels(data)[0], data)[0].to_dict("records")
-    expert = Demonstrator(rows, policy, options, 0, "benchmark")
+    expert = Demonstrator(make_rows(64), policy, options, 0, "benchmark")
     made = [expert.demonstrate(number) for number in range(EPISODES)]
     rng = np.random.default_rng(0)
     return [
@@ -116,6 +107,5 @@ def test_two_ranks_take_little_more_than_half(
         "tokens": sum(sample.length for sample in samples),
         "rows": [compare(policy, options, samples, sharding) for sharding in ("none", "full")],
     }
-    print(f"\n{render_ranks(found)}\nThreshold: {THRESHOLD}")
     keep("ranks", found)
     assert max(rank_ratio(row) for row in found["rows"]) <= THRESHOLD

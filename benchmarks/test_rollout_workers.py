@@ -11,19 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from benchmarks.records import keep
-from benchmarks.tables import render_workers, worker_ratio
+from benchmarks.setup import default_options, make_rows
+from benchmarks.tables import worker_ratio
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
-from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
-from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
@@ -34,7 +30,6 @@ from geo_sokoban_pipeline.training.rollout_workers import RolloutWorkers
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
-ROOT = Path(__file__).parents[1]
 LEVELS, SIZE, TURNS, ROUNDS, THRESHOLD = 64, 4, 10, 3, 1.7
 CELL = 64  # pixels; a board has 6 × 6 cells
 MOVES = ("Up", "Down", "Left", "Right")
@@ -79,20 +74,15 @@ def rollout_at_once(
 
 
 def options_of(workers: int) -> TrainOptions:
-    text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
-    values = yaml.safe_load(text)["train_sokoban"]
     own = {"workers": workers, "function": "benchmarks.test_rollout_workers.rollout_at_once", "max_turns": TURNS}
-    values["env"]["args"]["cell_px"] = CELL
-    values["rollout"] = {**values.get("rollout", {}), **own, "max_tokens_per_turn": None}
-    return SOKOBAN.train_config.model_validate({**values, "threads": 1, "processes": 1})
+    rollout_options = {**own, "max_tokens_per_turn": None}
+    env = {"args": {"cell_px": CELL}}
+    return default_options({"env": env, "rollout": rollout_options, "threads": 1, "processes": 1})
 
 
 def tasks_of(turn: int) -> list[EpisodeRequest]:
     """Episodes of boards that no other round has."""
-    counts = {"train": LEVELS, "validation": 8, "eval": 8}
-    base = {"cell_px": CELL, "instruction": "brief", "inner_walls": [1, 4], "seed": turn, "counts": counts}
-    data = SokobanDataOptions.model_validate(base)
-    rows = make_prompts(read_levels(data)[0], data)[0].to_dict("records")
+    rows = make_rows(LEVELS, cell_px=CELL, seed=turn)
     return [
         EpisodeRequest(f"r{turn}/g{group}/s{sample}", row, group, sample, derive_seed(turn, group, sample))
         for group, row in enumerate(rows)
@@ -123,6 +113,5 @@ def test_two_workers_roll_out_nearly_twice_as_much() -> None:
                     found["rates"][name].append(rate)
                     found["idle"] += [shares] if name == "2" else []
             assert [e.token_ids.tolist() for e in collected[0]] == [e.token_ids.tolist() for e in collected[1]]
-    print(f"\n{render_workers(found)}\nThreshold: {THRESHOLD}")
     keep("workers", found)
     assert worker_ratio(found) >= THRESHOLD

@@ -16,61 +16,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from benchmarks.records import keep
-from benchmarks.tables import PHASES, growth, render_scaling, writing_share
+from benchmarks.setup import Rows, default_options, make_rows, warmed_policy
+from benchmarks.tables import PHASES, growth, writing_share
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset
-from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
-from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.scoring import score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
-from geo_sokoban_pipeline.training.runtime import prepare_process
-from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.trajectories.parquet import name_parts
 from geo_sokoban_pipeline.trajectories.schema import TrajectoryContract
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
-ROOT = Path(__file__).parents[1]
 SIZES, ROUNDS = (64, 256, 1024), 3
 GROWTH_THRESHOLD, WRITING_THRESHOLD = 1.3, 0.03
-
-Rows = list[dict[str, Any]]
 Costs = dict[str, float]
 
 
 @pytest.fixture(scope="module")
 def options() -> TrainOptions:
     """Default options, with hardly any validation in the warm start."""
-    text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
-    defaults = SOKOBAN.train_config.model_validate(yaml.safe_load(text)["train_sokoban"])
-    brief = {"validate_every": defaults.warm_start.steps, "validation_episodes": 8, "play_every": 0}
-    warm = defaults.warm_start.model_copy(update=brief)
-    return defaults.model_copy(update={"processes": 1, "warm_start": warm})
+    steps = default_options({}).warm_start.steps
+    return default_options(
+        {"processes": 1, "warm_start": {"validate_every": steps, "validation_episodes": 8, "play_every": 0}}
+    )
 
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    base = {"cell_px": 16, "instruction": "brief", "inner_walls": [1, 4], "max_solution": 8}
-    data = SokobanDataOptions.model_validate(base | {"counts": {"train": 512, "validation": 8, "eval": 8}})
-    found: Rows = make_prompts(read_levels(data)[0], data)[0].to_dict("records")
-    return found
+    return make_rows(512)
 
 
 @pytest.fixture(scope="module")
 def policy(options: TrainOptions, rows: Rows) -> Policy:
-    prepare_process(1)
-    made = build_tiny_policy(TinyPolicyOptions(texts="sokoban"), seed=0)
-    run_sft(made, rows, rows[:8], options, seed=0)
-    return made
+    return warmed_policy(options, rows)
 
 
 def timed(action: Callable[[], Any]) -> tuple[float, Any]:
@@ -124,7 +108,6 @@ def test_cost_per_episode(policy: Policy, options: TrainOptions, rows: Rows, tmp
     episodes = options.grpo.groups * options.grpo.group_size
     usual = cost_of_iterations(policy, options, rows, episodes, tmp_path / "usual")
     found = {"sizes": list(SIZES), "seconds": costs, "usual": {"episodes": episodes, "seconds": usual}}
-    print(f"\n{render_scaling(found)}\nBars: growth {GROWTH_THRESHOLD}, writing {100 * WRITING_THRESHOLD:.0f} %")
     keep("scaling", found)
     assert growth(found) <= GROWTH_THRESHOLD
     assert writing_share(found) < WRITING_THRESHOLD

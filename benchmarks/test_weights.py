@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from benchmarks.records import keep
-from benchmarks.tables import render_weights
 
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
@@ -54,6 +53,5 @@ def test_updates_of_weights(tmp_path: Path) -> None:
     assert policy.is_empty
     least = {way: min(found) for way, found in seconds.items()}
     found = {"bytes": 4 * count, "ranks": RANKS, "seconds": least}
-    print(f"\n{render_weights(found)}\nBar: {THRESHOLD:.2f}")
     keep("weights", found)
     assert least["group"] <= THRESHOLD * least["tensors"]

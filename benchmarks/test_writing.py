@@ -14,7 +14,7 @@ from statistics import fmean
 import yaml
 from benchmarks.records import ROOT, keep
 from benchmarks.runs import run_training
-from benchmarks.tables import render_writing, writing_shares
+from benchmarks.tables import writing_shares
 
 ITERATIONS, FIRST = 48, 8  # the first ones fill the caches of boards and images
 THRESHOLD = 0.03
@@ -30,6 +30,5 @@ def test_writing_of_the_default_run(tmp_path: Path) -> None:
         "processes": defaults["train_sokoban"]["processes"],
         "seconds": {name: fmean(row[f"perf/{name}"] for row in rows) for name in PARTS},
     }
-    print(f"\n{render_writing(found)}\nBar: {100 * THRESHOLD:.0f} % of its seconds")
     keep("writing", found)
     assert writing_shares(found)[0] < THRESHOLD

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from benchmarks.peer import __main__ as peer
 from benchmarks.peer.checks import UnequalWorkError, check_pair, check_step
-from benchmarks.peer.env import make_rows
 from benchmarks.peer.ours import run_ours
 from benchmarks.peer.report import Comparison, render_docs, summarize
 from benchmarks.peer.setting import Setting, describe_episodes
+from benchmarks.setup import make_rows
 
 from runs import ROOT
 

@@ -31,7 +31,7 @@ def main() -> int:
     # The workers inherit these before they import torch.
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "TRANSFORMERS_VERBOSITY": "error"}
     os.environ.update(quiet | {"OMP_NUM_THREADS": str(options.threads)})
-    from benchmarks.peer.report import format_table, library_versions, summarize
+    from benchmarks.peer.report import library_versions, summarize
     from benchmarks.records import ROOT, add_maker, keep, write_json
 
     comparisons: list[Comparison] = []
@@ -44,9 +44,6 @@ def main() -> int:
             )
             comparisons.append(_compare(setting))
         found = summarize(comparisons, _arguments(comparisons[0].setting), library_versions())
-    print("\nAll systems:", found["running"])
-    print("GRPOConfig of TRL:", ", ".join(f"{name}={value}" for name, value in found["trl_arguments"].items()), "\n")
-    print(format_table(found))
     keep("peer", found)
     write_json(options.out, add_maker(found, ROOT))
     print(f"\nEvery step: {options.out}")
@@ -71,34 +68,27 @@ def _parse() -> argparse.Namespace:
 
 def prepare_policy(folder: Path, threads: int) -> None:
     """Save the default tiny policy after a short SFT on random legal moves: responses are well formed."""
-    import torch
-    from benchmarks.peer.env import CELL_PX, make_rows
+    from benchmarks.peer.env import CELL_PX
+    from benchmarks.setup import make_rows, warmed_policy
 
-    from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
     from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
     from geo_sokoban_pipeline.policies.policy import save_policy
-    from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-    from geo_sokoban_pipeline.training.sft import run_sft
 
-    torch.set_num_threads(threads)
-    policy = build_tiny_policy(TinyPolicyOptions(texts="sokoban"), seed=0)
     steps = {"steps": WARM_START_STEPS, "validate_every": WARM_START_STEPS, "validation_episodes": 8}
     env = {"max_actions_per_turn": 1, "cell_px": CELL_PX, "observation_style": "brief"}
     options = SOKOBAN.train_config.model_validate(
         {"warm_start": {**steps, "teacher": {"name": "random_legal"}}, "env": {"args": env}}
     )
-    rows = make_rows(512)
-    run_sft(policy, rows, rows[:8], options, seed=0)
     folder.mkdir()
-    save_policy(policy, folder)
+    save_policy(warmed_policy(options, make_rows(512), threads), folder)
 
 
 def _compare(setting: Setting) -> Comparison:
     from benchmarks.peer.checks import check_pair, check_step
-    from benchmarks.peer.env import make_rows
     from benchmarks.peer.ours import draw_all
     from benchmarks.peer.report import Comparison
     from benchmarks.peer.worker import Worker
+    from benchmarks.setup import make_rows
 
     rows = make_rows(setting.groups * setting.steps)
     steps: dict[System, list[StepReport]] = {system: [] for system in NAMES}

@@ -11,8 +11,6 @@ from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Info, Observation
 from geo_sokoban_pipeline.envs.sokoban import Board, SokobanEnv
-from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
-from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
 
 REWARD_ARGS = {"aggregate": "sum", "distance_weight": 0.1}
 CELL_PX = 16
@@ -37,11 +35,3 @@ class FixedLengthEnv(SokobanEnv):
 def build_env(sample: Mapping[str, Any], args: Mapping[str, Any]) -> FixedLengthEnv:
     """Environment of a prompts row; `args` holds `turns`."""
     return FixedLengthEnv(Board.from_env_config(sample["extra_info"]["env_config"]), **args)
-
-
-def make_rows(count: int) -> list[dict[str, Any]]:
-    """`count` training rows of the default data: 6×6 boards, one box, images of 96×96 pixels."""
-    base = {"cell_px": CELL_PX, "instruction": "brief", "inner_walls": [1, 4], "max_solution": 8}
-    options = SokobanDataOptions.model_validate(base | {"counts": {"train": count, "validation": 8, "eval": 8}})
-    rows = make_prompts(read_levels(options)[0], options)[0].to_dict("records")
-    return [row for row in rows if row["split"] == "train"]

@@ -15,6 +15,13 @@ from measuring import Case, Figures, Played, Work
 PEAKS = {"B200": 2250.0, "H200": 989.5, "H100 PCIe": 756.5, "H100": 989.5, "A100": 312.0, "L40S": 362.0, "L4": 121.0}
 
 
+_ROWS = (
+    "model", "backend", "checkpointing", "offload", "seconds of an update", "tokens per second",
+    "model FLOPs of an update", "model FLOP utilisation", "peak memory, measured", "peak memory, planned",
+    "log-probs' mean gap to products in float32", "last gradient norm",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Row:
     """A case of the page.
@@ -52,24 +59,9 @@ def describe(device: str, work: Work, played: Played, rows: Sequence[Row], peak:
          f"trained; micro-batches of {work.batch_tokens:,} tokens"),
     ]  # fmt: skip
     table = "\n".join(f"| {what} | {found} |" for what, found in about)
-    measured: dict[str, list[str]] = {
-        "model": [f"{row.case.name}, {row.parameters:,} weights" for row in rows],
-        "backend": [str(row.case.backend) for row in rows],
-        "checkpointing": ["on" if row.case.gradient_checkpointing else "off" for row in rows],
-        "offload": ["on" if row.case.offload else "off" for row in rows],
-        "seconds of an update": [_seconds(row.figures) for row in rows],
-        "tokens per second": [_rate(row.figures) for row in rows],
-        "model FLOPs of an update": [_flops(row.figures) for row in rows],
-        "model FLOP utilisation": [_utilisation(row.figures, peak) for row in rows],
-        "peak memory, measured": ["–" if row.figures is None else _gb(row.figures.peak_bytes) for row in rows],
-        "peak memory, planned": [_gb(row.planned) for row in rows],
-        "log-probs' mean gap to products in float32": [
-            "–" if row.figures is None else f"{row.figures.log_prob_gap:.2e}" for row in rows
-        ],
-        "last gradient norm": ["–" if row.figures is None else f"{row.figures.gradient_norm:.3g}" for row in rows],
-    }
-    head, rule = "| |" + " |" * len(rows), "|---|" + "---|" * len(rows)
-    lines = [head, rule, *(f"| {what} | " + " | ".join(found) + " |" for what, found in measured.items())]
+    measured = [_measured(row, peak) for row in rows]
+    lines = ["| |" + " |" * len(rows), "|---|" + "---|" * len(rows)]
+    lines += [f"| {what} | " + " | ".join(found.get(what, "–") for found in measured) + " |" for what in _ROWS]
     heading = (
         f"Measured by `python scripts/gpu_check{thin}`: one rollout, then {work.updates} updates of each case, with"
     )
@@ -87,25 +79,30 @@ _NOTES = (
 )
 
 
-def _step(figures: Figures) -> float:
-    """Seconds; the first step allocates and warms up, the median of the others is what a run sees."""
-    return statistics.median(figures.seconds[1:] or figures.seconds)
-
-
-def _seconds(figures: Figures | None) -> str:
-    return "not run" if figures is None else f"{_step(figures):.3f} (first {figures.seconds[0]:.3f})"
-
-
-def _rate(figures: Figures | None) -> str:
-    return "–" if figures is None else f"{figures.tokens / _step(figures):,.0f}"
-
-
-def _flops(figures: Figures | None) -> str:
-    return "–" if figures is None else f"{figures.step_flops / 1e12:.3g}·10¹²"
-
-
-def _utilisation(figures: Figures | None, peak: float | None) -> str:
-    return "–" if figures is None else utilisation(figures.step_flops / _step(figures) / 1e12, peak)
+def _measured(row: Row, peak: float | None) -> dict[str, str]:
+    """Cells of a case; those that need its updates are missing where these were not run."""
+    found = {
+        "model": f"{row.case.name}, {row.parameters:,} weights",
+        "backend": row.case.backend,
+        "checkpointing": "on" if row.case.gradient_checkpointing else "off",
+        "offload": "on" if row.case.offload else "off",
+        "seconds of an update": "not run",
+        "peak memory, planned": _gb(row.planned),
+    }
+    figures = row.figures
+    if figures is None:
+        return found
+    # The first step allocates and warms up, the median of the others is what a run sees.
+    seconds = statistics.median(figures.seconds[1:] or figures.seconds)
+    return found | {
+        "seconds of an update": f"{seconds:.3f} (first {figures.seconds[0]:.3f})",
+        "tokens per second": f"{figures.tokens / seconds:,.0f}",
+        "model FLOPs of an update": f"{figures.step_flops / 1e12:.3g}·10¹²",
+        "model FLOP utilisation": utilisation(figures.step_flops / seconds / 1e12, peak),
+        "peak memory, measured": _gb(figures.peak_bytes),
+        "log-probs' mean gap to products in float32": f"{figures.log_prob_gap:.2e}",
+        "last gradient norm": f"{figures.gradient_norm:.3g}",
+    }
 
 
 def _gb(count: int) -> str:

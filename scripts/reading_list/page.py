@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, groupby
 from pathlib import Path, PurePosixPath
 
+from geo_sokoban_pipeline.reporting.study_docs import read_section, replace_section
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 _SOURCE = ROOT / "src" / "geo_sokoban_pipeline"
@@ -94,16 +96,13 @@ def modules(functions: Functions) -> set[str]:
 def write_page(page: str, lists: Mapping[str, set[str]]) -> str:
     """The page with these lists between their marks."""
     for name, paths in lists.items():
-        before, begin, rest = page.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- end of {name} -->")
-        page = "\n".join([f"{before}{begin}", *_lines(name, paths), f"{end}{after}"])
+        page = replace_section(page, name, "\n".join(_lines(name, paths)), PAGE)
     return page
 
 
 def read_page(page: str, name: str) -> set[str]:
     """Modules of a list of the page."""
-    section = page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
-    rows = re.findall(r"^\| `(.*)/` \| (.*) \|$", section, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(.*)/` \| (.*) \|$", read_section(page, name, PAGE), flags=re.MULTILINE)
     return {
         (PurePosixPath(folder) / f"{module}.py").as_posix()
         for folder, listed in rows
@@ -123,4 +122,4 @@ def _lines(name: str, paths: set[str]) -> Iterator[str]:
         counts.append(f"{len(chosen)} {kind}")
         for folder, members in groupby(sorted(chosen, key=os.path.split), key=os.path.dirname):
             rows.append(f"| `{folder or '.'}/` | {', '.join(f'`{Path(path).stem}`' for path in members)} |")
-    return chain([f"| folder | modules ({', '.join(counts)}) |", "|---|---|"], rows, [""])
+    return chain([f"| folder | modules ({', '.join(counts)}) |", "|---|---|"], rows)

@@ -21,6 +21,7 @@ from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.memory import Gpu, RankPlan, StepLoad, place_on_gpus, plan_rank
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
+from geo_sokoban_pipeline.reporting.study_docs import replace_section
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 from geo_sokoban_pipeline.studies.plan import merge
 
@@ -132,9 +133,7 @@ def fits(name: str, layout: Layout, gpus: int, gigabytes: int) -> bool:
 def write_page(page: str) -> str:
     """The page with its tables as they are now, between their marks."""
     for name, table in (("layouts", layout_table()), ("megatron", megatron_table()), ("parts", part_table())):
-        before, begin, rest = page.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- end of {name} -->")
-        page = f"{before}{begin}\n{table}\n\n{end}{after}"
+        page = replace_section(page, name, table, PAGE)
     return page
 
 
