@@ -189,6 +189,7 @@ def close(handles: Sequence[WorkerHandle], *, patient: bool = True) -> None:
 
 
 if __name__ == "__main__":  # a driver that is killed while a process of its works
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     started = LocalProcess("busy", build)
     started.ready.result()
     busy = started.call("sleep", 600.0)

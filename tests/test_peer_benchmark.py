@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -82,20 +81,6 @@ def test_a_token_of_any_episode_counts_unless_it_was_sampled(step):
                 continue
             with pytest.raises(UnequalWorkError, match=f"tokens of episode {episode} that were not sampled"):
                 check_pair(ours, theirs, "TRL")
-
-
-PROBE = """
-from benchmarks.peer.setting import describe_heap
-from geo_sokoban_pipeline.training.runtime import limit_heap
-print(describe_heap())
-limit_heap()
-print(describe_heap())
-"""
-
-
-def test_the_heap_is_what_malloc_does():
-    done = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["blocks of 8 MiB inside the heap", "blocks of 8 MiB outside the heap"]
 
 
 def test_unequal_work_raises(step):

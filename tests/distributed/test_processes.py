@@ -276,17 +276,22 @@ def test_the_cause_is_named_before_those_that_have_lost_a_rank() -> None:
 
 
 @slow
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_process_outlives_its_driver(sign: signal.Signals) -> None:
-    """Nor does the server of the forks."""
+    """Nor does the server of the forks. Ctrl-C goes to all of them, and the driver alone shows it."""
     path = os.pathsep.join(sys.path)
     words = [sys.executable, str(Path(__file__).parents[1] / "rank_jobs.py")]
-    driver = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+    driver = subprocess.Popen(words, text=True, env={**os.environ, "PYTHONPATH": path}, **pipes)
     assert driver.stdout is not None
     busy = int(driver.stdout.readline())
     below = psutil.Process(driver.pid).children(recursive=True)
     assert busy in {process.pid for process in below}
-    driver.send_signal(sign)
-    driver.communicate(timeout=60)
+    if sign == signal.SIGINT:
+        os.killpg(driver.pid, sign)
+    else:
+        driver.send_signal(sign)
+    _, errors = driver.communicate(timeout=60)
+    assert errors.count("KeyboardInterrupt") == (sign == signal.SIGINT), errors
     _, left = psutil.wait_procs(below, timeout=60)
     assert left == []

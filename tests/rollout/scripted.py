@@ -51,7 +51,10 @@ class ScriptedEngine:
 
     name, software_version, seeded, version = "scripted", "1", True, 0
 
-    def __init__(self, responses: dict[int, list[Response]] | list[Response]) -> None:
+    def __init__(
+        self, responses: dict[int, list[Response]] | list[Response], codec: Any = CharacterPolicy.codec
+    ) -> None:
+        self.codec = codec
         self.responses = (
             {0: list(responses)} if isinstance(responses, list) else {k: list(v) for k, v in responses.items()}
         )
@@ -71,7 +74,7 @@ class ScriptedEngine:
         # Last in, first out: the loop must not depend on the order of the answers.
         request = self._queue.pop()
         text, reason = self.responses[request.id].pop(0)
-        ids = np.array([ord(character) for character in text], np.int32)
+        ids = self.codec.encode_text(text)
         version, self._answered = self.versions(self._answered), self._answered + 1
         return [Result(request.id, ids, np.full(len(ids), -0.5, np.float32), reason, version)]
 

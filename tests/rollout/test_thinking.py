@@ -5,7 +5,7 @@ What the policy saw stays what is stored; thoughts are trained like everything i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,39 +15,16 @@ import pytest
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
-from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from policies.thin import thinking_template, write_thin_policy
+from rollout.scripted import ScriptedEngine
 from task_options import EnvOptions, RewardOptions
 
 THOUGHT = "Perhaps \\boxed{99}. <answer>Left</answer>"
 GEOMETRY, SOKOBAN = "geo_sokoban_pipeline.envs.geo3k", "geo_sokoban_pipeline.envs.sokoban"
-
-
-class Writer:
-    """Engine whose responses are given texts, one conversation."""
-
-    name, software_version, seeded, version = "writer", "1", True, 0
-
-    def __init__(self, policy: Policy, texts: Sequence[str]) -> None:
-        self._policy, self._texts = policy, list(texts)
-        self._queue: list[Request] = []
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        self._queue += requests
-
-    def poll(self) -> list[Result]:
-        if not self._queue:
-            return []
-        codec = self._policy.codec
-        ids = np.append(codec.encode_text(self._texts.pop(0)), np.int32(codec.end_id)).astype(np.int32)
-        return [Result(self._queue.pop().id, ids, np.full(len(ids), -0.5, np.float32), "stop", 0)]
-
-    def release(self, ids: Iterable[int]) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +58,8 @@ def geometry(reward: str = "math_reward") -> RolloutSettings:
 
 
 def play(thinker: Policy, row: dict[str, Any], texts: Sequence[str], settings: RolloutSettings) -> Trajectory:
-    (episode,) = rollout(Writer(thinker, texts), thinker, [EpisodeRequest("t", row, 0, 0, 0)], settings)
+    engine = ScriptedEngine([(f"{text}<|im_end|>", "stop") for text in texts], thinker.codec)
+    (episode,) = rollout(engine, thinker, [EpisodeRequest("t", row, 0, 0, 0)], settings)
     validate_trajectories(trajectories_to_table([replace(episode, advantage=0.0)], thinker.table_context))
     return episode
 

@@ -60,7 +60,7 @@ ELSEWHERE = {
         ("ray.cpus", "ray.gpus", "ray.resources", "ray.patience"),
         ("../distributed/test_ray.py", "test_ranks_that_find_no_place_are_an_error_with_what_there_is"),
     ),
-    "rank_timeout": ("test_worker_runs.py", "test_ranks_that_do_not_get_on_count_as_lost"),
+    "rank_timeout": ("test_worker_group.py", "test_ranks_that_do_not_get_on_count_as_lost"),
     "ray.max_restarts": (
         "test_ray_runs.py",
         "test_a_run_whose_ranks_are_killed_ends_as_the_undisturbed_one",

@@ -1,32 +1,41 @@
-"""Worker groups: two processes compute what one does."""
+"""Worker groups: two processes compute what one does; one that is lost or stands still is named."""
 
 from __future__ import annotations
 
 import copy
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.peer.setting import describe_heap
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.distributed import process
 from geo_sokoban_pipeline.distributed.process import WorkerError
 from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
+from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
+from geo_sokoban_pipeline.training.sft import run_sft
+from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from kill_hook import kill_at
+from open_workers import apply, apply_on_all, open_group
 from runs import assert_same_run, finish, kedro_command, read_run
 from task_options import TrainOptions
 
@@ -45,6 +54,96 @@ def options(train_options: TrainOptions) -> TrainOptions:
 @pytest.fixture(scope="module")
 def rows(sokoban_rows: Callable[..., Rows]) -> Rows:
     return sokoban_rows(24, max_solution=3)
+
+
+# First those with a group of their own: a process is in one at a time.
+
+
+def describe(worker: Worker) -> tuple[str, int]:
+    """Where this process's large blocks lie, and its threads of torch."""
+    return describe_heap(), torch.get_num_threads()
+
+
+def test_a_child_is_prepared_as_its_parent_is_and_named_when_it_is_killed(
+    tiny_policy: Policy, options: TrainOptions
+) -> None:
+    group = open_group(copy.deepcopy(tiny_policy), options)
+    assert apply_on_all(group, describe)[1] == ("blocks of 8 MiB outside the heap", torch.get_num_threads())
+    os.kill(group.process_ids[0], signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"process 2 of 2 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"):
+        apply_on_all(group, describe)
+    with pytest.raises(WorkerError, match="closed"):
+        group.update_weights(2)
+
+
+@pytest.mark.slow
+def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, options: TrainOptions, rows: Rows) -> None:
+    # An odd number, so that the parts differ; fewer steps than would let rounding grow.
+    warm = {"steps": 3, "episodes_per_step": 7, "validation_episodes": 4, "validate_every": 1, "play_every": 3}
+    histories, weights = [], []
+    for processes in (1, 2):
+        policy = copy.deepcopy(tiny_policy)
+        changes = {"warm_start": {**options.warm_start.model_dump(), **warm}, "processes": processes}
+        changed = TrainOptions.model_validate({**options.model_dump(), **changes})
+        with open_worker_group(policy, changed) as workers:
+            histories.append(run_sft(policy, rows, rows[:4], changed, seed=0, workers=workers)[0])
+        weights.append(dict(policy.model.named_parameters()))
+    timing = {"seconds", "cpu_seconds"}
+    one, two = ([{k: v for k, v in row.items() if k not in timing} for row in rows] for rows in histories)
+    assert [pytest.approx(row, rel=1e-4) for row in one] == two
+    assert len(one) == 3
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+awake = threading.Event()  # so that the thread of this process ends
+
+
+def rest(worker: Worker) -> None:
+    """Do nothing for longer than a rank may stand still."""
+    awake.wait(60)
+
+
+def rest_shortly(worker: Worker) -> None:
+    """Do nothing for longer than a rank may stand still alone."""
+    time.sleep(3.5)
+
+
+def work(worker: Worker) -> str:
+    """Be busy for longer than a rank may stand still."""
+    for _ in range(40):
+        time.sleep(0.1)
+        note_progress()
+    return "done"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("own", "named"),
+    [
+        (rest, r"process 1 of 2, process 2 of 2 .*"),
+        (attrgetter("options"), r"^process 2 of 2 \(pid \d+\): "),  # a rank that has nothing to do hides no other
+    ],
+    ids=["both", "one"],
+)
+def test_ranks_that_do_not_get_on_count_as_lost(
+    tiny_policy: Policy, options: TrainOptions, monkeypatch: pytest.MonkeyPatch, own: Any, named: str
+) -> None:
+    """But not one that waits for another one, which works."""
+    monkeypatch.setattr(process, "ASKING", 0.5)
+    workers = open_group(copy.deepcopy(tiny_policy), options.model_copy(update={"rank_timeout": 2.0}))
+    if own is rest:
+        assert apply(workers, rest_shortly, work) == [None, "done"]
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match=named + r"apply has not got on for 2 s \(rank_timeout"):
+        apply(workers, own, rest)
+    assert time.monotonic() - began < 30
+    assert not workers.is_open and workers.own is not None
+    awake.set()
+    workers.own.leave()
+
+
+# Those that share one.
 
 
 @pytest.fixture(scope="module")

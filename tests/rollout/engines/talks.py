@@ -73,3 +73,26 @@ def play_alone(policy, plan):
             talk.hear(engine.poll()[0])
         alone[plan] = talk.results
     return alone[plan]
+
+
+def converse(engine, talks, draw, rows=512):
+    """All talks to their ends, in random company, as many at a time as the engine has KV slots; log-probs of each
+    response, by talk.
+    """
+    heard = {talk.id: [] for talk in talks}
+    asked: set[int] = set()
+    while not all(talk.over for talk in talks):
+        held = {talk.id for talk in talks if talk.turn > 0 and not talk.over} | asked
+        for talk in talks:
+            # A conversation that pauses keeps its row, so not more may be open than there are rows.
+            opens = talk.turn > 0 or len(held | {talk.id}) <= rows
+            if opens and not talk.over and talk.id not in asked and draw.random() < 0.7:
+                engine.submit([talk.request()])
+                asked.add(talk.id)
+                held.add(talk.id)
+        for result in engine.poll():
+            asked.discard(result.id)
+            heard[result.id].append(result.log_probs)
+            talks[result.id].hear(result)
+        engine.release([talk.id for talk in talks if talk.over])
+    return heard

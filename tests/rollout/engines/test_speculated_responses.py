@@ -15,7 +15,7 @@ import torch
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import NgramProposer, TransformersEngine
-from rollout.engines.talks import SAMPLED, Plan, Talk
+from rollout.engines.talks import SAMPLED, Plan, Talk, converse
 from task_options import TinyPolicyOptions
 
 # float32 sums in another order; measured differences are below 1e-5.
@@ -58,28 +58,6 @@ def grouped():
     bias[policy.codec.end_id] = 3.0
     policy.model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
     return policy
-
-
-def converse(engine, talks, draw, rows=512):
-    """All talks to their ends, in random company, as many at a time as the engine has KV slots; log-probs of each
-    response, by talk.
-    """
-    heard = {talk.id: [] for talk in talks}
-    asked: set[int] = set()
-    while not all(talk.over for talk in talks):
-        held = {talk.id for talk in talks if talk.turn > 0 and not talk.over} | asked
-        for talk in talks:
-            opens = talk.turn > 0 or len(held | {talk.id}) <= rows
-            if opens and not talk.over and talk.id not in asked and draw.random() < 0.7:
-                engine.submit([talk.request()])
-                asked.add(talk.id)
-                held.add(talk.id)
-        for result in engine.poll():
-            asked.discard(result.id)
-            heard[result.id].append(result.log_probs)
-            talks[result.id].hear(result)
-        engine.release([talk.id for talk in talks if talk.over])
-    return heard
 
 
 @pytest.mark.parametrize("seed", range(3))
