@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from geo_sokoban_pipeline.config.grpo import MegatronOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.distributed.fsdp import gather
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.worker import Worker, WorkerSpec
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
@@ -71,13 +69,14 @@ class FourRanks:
         options = self._options.model_copy(update={"sharding": "none", "replicas": 1, **LAYOUTS[layout]})
         if options.megatron.sequence_parallel:
             # Megatron-Core asks a GPU where to put its buffers; nothing that computes is replaced.
-            self._answer_with_cpu()
+            answer_with_cpu()
+            self._apply(answer_with_cpu)
         if chosen is not None:
             options = options.model_copy(update={"policy": chosen})
         if options.processes == 1:
             yield None
             return
-        self._apply(TakeOver(WorkerSpec.of(policy, options)))
+        self._apply(partial(take_over, spec=WorkerSpec.of(policy, options)))
         workers = open_group(policy, options, self._others[: options.processes - 1])
         try:
             yield workers
@@ -88,36 +87,23 @@ class FourRanks:
         for done in [other.call("apply", function) for other in self._others]:
             done.result()
 
-    def _answer_with_cpu(self) -> None:
-        answer = AnswerWithCpu()
-        answer(None)
-        self._apply(answer)
-
     def close(self) -> None:
         """End the processes."""
         for other in self._others:
             other.close()
 
 
-@dataclass(frozen=True)
-class TakeOver:
+def take_over(worker: Worker, spec: WorkerSpec) -> None:
     """Leave the group, and take over another policy."""
-
-    spec: WorkerSpec
-
-    def __call__(self, worker: Worker) -> None:
-        if worker.group is not None:
-            worker.group.close()
-        vars(worker).clear()
-        vars(worker).update(vars(opened(Worker(self.spec.build_policy(), self.spec.options))))
+    if worker.group is not None:
+        worker.group.close()
+    vars(worker).clear()
+    vars(worker).update(vars(opened(Worker(spec.build_policy(), spec.options))))
 
 
-@dataclass(frozen=True)
-class AnswerWithCpu:
+def answer_with_cpu(worker: Worker | None = None) -> None:
     """Have `torch.cuda.current_device` name the CPU in this process."""
-
-    def __call__(self, worker: Worker | None) -> None:
-        torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
 
 
 def keep_gradients(backend: TorchBackend) -> list[Tensor | None]:
@@ -137,21 +123,6 @@ def keep_gradients(backend: TorchBackend) -> list[Tensor | None]:
     return kept
 
 
-@dataclass(frozen=True)
-class KeepGradients:
-    """`keep_gradients` of a worker."""
-
-    def __call__(self, worker: Worker) -> None:
-        keep_gradients(worker.backend)
-
-
-@dataclass(frozen=True)
-class ExportWeights:
-    """Write this rank's part of the policy, into files of at most so many bytes."""
-
-    folder: Path
-    largest: int
-
-    def __call__(self, worker: Worker) -> Files:
-        files: Files = worker.backend.export(self.folder, self.largest)
-        return files
+def watch_gradients(worker: Worker) -> None:
+    """`keep_gradients` of a rank, whose part of the collectives the first one needs."""
+    keep_gradients(worker.backend)

@@ -34,15 +34,15 @@ def write_random_policy(folder: Path, like: Policy, sizes: Mapping[str, Any]) ->
     write_tensors(folder / "model.safetensors", specs, read, WEIGHT_METADATA)
 
 
-def forget_peak() -> int:
+def forget_peak(worker: object = None) -> int:
     """Resident bytes of this process, from which its peak is counted anew."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return _status("VmRSS")
 
 
-def peak() -> int:
-    """The most resident bytes since."""
+def peak(worker: object = None) -> int:
+    """The most resident bytes of this process since; a rank's worker is not asked."""
     return _status("VmHWM")
 
 

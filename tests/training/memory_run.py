@@ -12,9 +12,9 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +33,15 @@ from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.training.worker_group import load_driver_policy
-from open_workers import apply, open_group
+from open_workers import apply_on_all, open_group
 from rollout.engines.sglang.material import request_with
 from task_options import TrainOptions
 from training.large import forget_peak, peak
 
 
-@dataclass(frozen=True)
-class Job:
-    """A function of a rank's backend, or of nothing."""
-
-    work: Callable[..., Any]
-    takes_backend: bool
-
-    def __call__(self, worker: Worker) -> Any:
-        return self.work(worker.backend) if self.takes_backend else self.work()
-
-
-def watch_gradients(backend: Any) -> None:
-    """Have a backend note the bytes of its gradients before it drops them."""
+def watch_gradients(worker: Worker) -> None:
+    """Have a rank's backend note the bytes of its gradients before it drops them."""
+    backend = worker.backend
     clear = backend.optimizers.clear_gradients
 
     def note() -> None:
@@ -72,8 +62,9 @@ def held(tensors: Iterable[torch.Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def state_bytes(backend: Any) -> dict[str, int]:
+def state_bytes(worker: Worker) -> dict[str, int]:
     """Bytes of parameters, gradients and moments of a rank."""
+    backend = worker.backend
     moments, _ = backend.optimizers.state()
     return {
         "parameters": held(trained(backend)),
@@ -82,7 +73,7 @@ def state_bytes(backend: Any) -> dict[str, int]:
     }
 
 
-def import_megatron() -> None:
+def import_megatron(worker: Worker) -> None:
     """Import the library, whose own memory is not that of a policy."""
     importlib.import_module("geo_sokoban_pipeline.training.backends.megatron.backend")
 
@@ -122,17 +113,14 @@ def main(folder: str, count: int, tensor_parallel: int, bucket_bytes: int) -> No
     policy = load_driver_policy(options, Path(folder))
     samples = samples_of(policy, 4)
     with closing(open_group(policy, options)) as workers, tempfile.TemporaryDirectory() as place:
-
-        def everywhere(work: Callable[..., Any], *own: Any) -> list[Any]:
-            return apply(workers, lambda _: work(*own), *[Job(work, bool(own))] * (count - 1))
-
+        everywhere = partial(apply_on_all, workers)
         if tensor_parallel:
             everywhere(import_megatron)
         before = everywhere(forget_peak)
         backend: Any = build_backend(policy, OptimizerOptions(), 1.0, workers)
-        everywhere(watch_gradients, backend.own)
+        everywhere(watch_gradients)
         norms = [backend.step(samples, GrpoObjective(GrpoOptions()), 1e-4)["grad_norm"] for _ in range(3)]
-        states = everywhere(state_bytes, backend.own)
+        states = everywhere(state_bytes)
         saved = backend.export(Path(place)) | backend.save_state(Path(place))
         trained = everywhere(peak)
         source, sent, waiting = backend.weight_source(), 0, everywhere(forget_peak)

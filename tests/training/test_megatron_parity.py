@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from geo_sokoban_pipeline.training.backends.megatron.scores import score_split_s
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker import Worker
-from open_workers import apply
+from open_workers import apply, apply_on_all
 from training.four_ranks import FourRanks, megatron_of
 from training.setup import copied
 
@@ -97,14 +97,9 @@ def read_logits(backend: TorchBackend, samples: Sequence[TrainSample]) -> tuple[
     return found
 
 
-@dataclass(frozen=True)
-class ReadLogits:
-    """`read_logits` of a worker, which takes part in the collectives."""
-
-    samples: Sequence[TrainSample]
-
-    def __call__(self, worker: Worker) -> Tensor:
-        return read_logits(worker.backend, self.samples)[0]
+def read_on_rank(worker: Worker, samples: Sequence[TrainSample]) -> tuple[Tensor, Tensor]:
+    """`read_logits` of a rank, which takes part in the collectives."""
+    return read_logits(worker.backend, samples)
 
 
 def keep_whole_gradients(backend: Any) -> dict[str, Tensor]:
@@ -125,12 +120,9 @@ def keep_whole_gradients(backend: Any) -> dict[str, Tensor]:
     return kept
 
 
-@dataclass(frozen=True)
-class KeepWholeGradients:
-    """`keep_whole_gradients` of a worker."""
-
-    def __call__(self, worker: Worker) -> None:
-        keep_whole_gradients(worker.backend)
+def watch_whole_gradients(worker: Worker) -> None:
+    """`keep_whole_gradients` of a rank, whose part of the collectives the first one needs."""
+    keep_whole_gradients(worker.backend)
 
 
 def compute(four_ranks: FourRanks, policy: Policy, samples: list[TrainSample], layout: str) -> Found:
@@ -142,9 +134,8 @@ def compute(four_ranks: FourRanks, policy: Policy, samples: list[TrainSample], l
         if workers is None:
             logits, entropies = read_logits(own, samples)
         else:
-            jobs = [ReadLogits(samples)] * (workers.size - 1)
-            logits, entropies = apply(workers, lambda _: read_logits(own, samples), *jobs)[0]
-            apply(workers, lambda _: None, *[KeepWholeGradients()] * (workers.size - 1))
+            logits, entropies = apply_on_all(workers, partial(read_on_rank, samples=samples))[0]
+            apply(workers, lambda _: None, *[watch_whole_gradients] * (workers.size - 1))
         gradients = keep_whole_gradients(own)
         row = backend.step(samples, GrpoObjective(GrpoOptions(**GRPO)), 1e-3)
     return Found(logits, scores, entropies, row, gradients)
@@ -217,18 +208,14 @@ def test_sequence_parallel_layers_see_a_part_of_the_tokens(
             backend: Any = build_backend(policy, OPTIONS, TEMPERATURE, workers)
             norm = backend.own.trained_policy.model.language.layers[0].input_layernorm
             norm.register_forward_pre_hook(lambda _, given, lengths=lengths: lengths.add(given[0].shape[0]))
-            own = backend.own
-            apply(workers, lambda _, own=own: read_logits(own, samples), ReadLogits(samples))
+            apply_on_all(workers, partial(read_on_rank, samples=samples))
         assert lengths == {seen}
 
 
-@dataclass(frozen=True)
-class Alter:
-    """Change one number of this rank's part of a matrix."""
-
-    def __call__(self, worker: Worker) -> None:
-        layer = worker.backend.trained_policy.model.language.layers[0]
-        own_part(layer.mlp.linear_fc2.weight)[3, 5] += 1.0
+def alter(worker: Worker) -> None:
+    """Change one number of a rank's part of a matrix."""
+    layer = worker.backend.trained_policy.model.language.layers[0]
+    own_part(layer.mlp.linear_fc2.weight)[3, 5] += 1.0
 
 
 def test_classes_are_megatrons_and_a_rank_holds_its_part_alone(
@@ -259,9 +246,9 @@ def test_classes_are_megatrons_and_a_rank_holds_its_part_alone(
         replicated = sum(size for name, size in sizes.items() if ".visual." in name or "norm" in name)
         assert held == replicated + (sum(sizes.values()) - replicated) // 2
 
-        jobs = [ReadLogits(samples)]
-        before = apply(workers, lambda _: read_logits(backend.own, samples), *jobs)
-        assert torch.equal(before[0][0], before[1]), "the logits are those of all ranks, on each"
-        apply(workers, lambda _: None, Alter())
-        after = apply(workers, lambda _: read_logits(backend.own, samples), *jobs)
+        read = partial(read_on_rank, samples=samples)
+        before = apply_on_all(workers, read)
+        assert torch.equal(before[0][0], before[1][0]), "the logits are those of all ranks, on each"
+        apply(workers, lambda _: None, alter)
+        after = apply_on_all(workers, read)
         assert not torch.equal(after[0][0], before[0][0]), "what the other rank holds counts"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
-from geo_sokoban_pipeline.runs.storage import read_json, read_manifest, write_folder
+from geo_sokoban_pipeline.runs.storage import Files, read_json, read_manifest, write_folder
 from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
-from open_workers import apply
+from geo_sokoban_pipeline.training.worker import Worker
+from open_workers import apply_on_all
 from policies.mixtures import build_mixture
-from training.four_ranks import ExportWeights, FourRanks, megatron_of
+from training.four_ranks import FourRanks, megatron_of
 from training.setup import Setup, copied
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
@@ -165,6 +167,12 @@ WRITERS = [
 ]
 
 
+def export(worker: Worker, folder: Path, largest: int) -> Files:
+    """Write a rank's part of the policy, into files of at most so many bytes."""
+    files: Files = worker.backend.export(folder, largest)
+    return files
+
+
 @pytest.mark.parametrize(("layout", "kind"), WRITERS)
 def test_ranks_write_the_files_that_one_process_writes(
     four_ranks: FourRanks, splittable: Policy, setup: Setup, tmp_path: Path, layout: str, kind: str
@@ -182,8 +190,7 @@ def test_ranks_write_the_files_that_one_process_writes(
         if workers is None:
             parts = [backend.export(together, largest)]
         else:
-            jobs = [ExportWeights(together, largest)] * (workers.size - 1)
-            parts = apply(workers, lambda _: backend.own.export(together, largest), *jobs)
+            parts = apply_on_all(workers, partial(export, folder=together, largest=largest))
     files = sorted(path.name for path in (tmp_path / "one").glob("*"))
     assert len([name for name in files if name.startswith("model-")]) > 5
     assert sorted(path.name for path in together.glob("*")) == files
