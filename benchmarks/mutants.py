@@ -20,7 +20,6 @@ import argparse
 import ast
 import contextlib
 import difflib
-import fnmatch
 import json
 import os
 import random
@@ -147,13 +146,8 @@ def main() -> int:
 
 def list_modules() -> list[str]:
     """Paths of all modules whose mutants are drawn, relative to the package."""
-    paths = sorted(path.relative_to(ROOT / PACKAGE).as_posix() for path in (ROOT / PACKAGE).rglob("*.py"))
-    return [path for path in paths if any(fits(path, one) for one in MODULES) and not path.endswith("__init__.py")]
-
-
-def fits(path: str, pattern: str) -> bool:
-    """Whether a path fits a pattern part by part: a star stands for no slash."""
-    return path.count("/") == pattern.count("/") and fnmatch.fnmatch(path, pattern)
+    paths = {path for pattern in MODULES for path in (ROOT / PACKAGE).glob(pattern) if path.name != "__init__.py"}
+    return sorted(path.relative_to(ROOT / PACKAGE).as_posix() for path in paths)
 
 
 def statement_at(source: str, line: int) -> range:
@@ -353,60 +347,51 @@ def measure(trees: Sequence[Path], *, slow: bool) -> Coverage | None:
 def run_all(sample: Sequence[Mutant], trees: Sequence[Path], coverage: Coverage, budget: float) -> None:
     """Test all mutants, one in each tree at a time."""
     running: dict[int, tuple[Mutant, Path, float, float]] = {}
+    waiting, free = list(sample), list(trees)
     try:
-        _run_all(sample, trees, coverage, budget, running)
+        while waiting or running:
+            while waiting and free:
+                mutant = waiting.pop(0)
+                mutant.tests, seconds = coverage.tests_of(mutant, budget)
+                if not mutant.tests:
+                    mutant.outcome = "untested"
+                    continue
+                tree = free.pop()
+                (tree / PACKAGE / mutant.file).write_text(mutant.code, encoding="utf-8")
+                running[start(tree, ["-x", *mutant.tests])] = (mutant, tree, time.monotonic(), 60 + 3 * seconds)
+            for child in list(running):
+                mutant, tree, began, limit = running[child]
+                mutant.seconds = round(time.monotonic() - began, 1)
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if not ended and mutant.seconds <= limit:
+                    continue
+                kill_session(child)
+                if ended:
+                    code = os.waitstatus_to_exitcode(status)
+                    if code == 71:
+                        raise RuntimeError(f"the tests in {tree} imported the package from elsewhere")
+                    mutant.outcome = {0: "survived", 5: "untested"}.get(code, "noticed")
+                    log = (tree / "pytest.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                    failed = (row for row in log if row.startswith(("FAILED ", "ERROR ")))
+                    mutant.noticed_by = next(failed, "" if code == 0 else f"exit code {code}")[:300]
+                else:
+                    os.waitpid(child, 0)
+                    mutant.outcome, mutant.noticed_by = "noticed", f"more than {limit:.0f} seconds"
+                del running[child]
+                shutil.copy2(ROOT / PACKAGE / mutant.file, tree / PACKAGE / mutant.file)
+                free.append(tree)
+                print(
+                    f"{sum(bool(one.outcome) for one in sample):4}/{len(sample)} {mutant.outcome} "
+                    f"{mutant.seconds:.0f} s ({len(mutant.tests)} tests) "
+                    f"{mutant.file}:{mutant.line} {mutant.noticed_by[:100]}",
+                    flush=True,
+                )
+                if mutant.outcome != "noticed":
+                    print(*mutant.diff[1:], sep="\n", flush=True)
+            time.sleep(0.05)
     finally:
         for child in running:
             kill_session(child)
-
-
-def _run_all(
-    sample: Sequence[Mutant],
-    trees: Sequence[Path],
-    coverage: Coverage,
-    budget: float,
-    running: dict[int, tuple[Mutant, Path, float, float]],
-) -> None:
-    waiting, free = list(sample), list(trees)
-    while waiting or running:
-        while waiting and free:
-            mutant = waiting.pop(0)
-            mutant.tests, seconds = coverage.tests_of(mutant, budget)
-            if not mutant.tests:
-                mutant.outcome = "untested"
-                continue
-            tree = free.pop()
-            (tree / PACKAGE / mutant.file).write_text(mutant.code, encoding="utf-8")
-            running[start(tree, ["-x", *mutant.tests])] = (mutant, tree, time.monotonic(), 60 + 3 * seconds)
-        for child in list(running):
-            mutant, tree, began, limit = running[child]
-            mutant.seconds = round(time.monotonic() - began, 1)
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if not ended and mutant.seconds <= limit:
-                continue
-            kill_session(child)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                if code == 71:
-                    raise RuntimeError(f"the tests in {tree} imported the package from elsewhere")
-                mutant.outcome = {0: "survived", 5: "untested"}.get(code, "noticed")
-                log = (tree / "pytest.log").read_text(encoding="utf-8", errors="replace").splitlines()
-                failed = (row for row in log if row.startswith(("FAILED ", "ERROR ")))
-                mutant.noticed_by = next(failed, "" if code == 0 else f"exit code {code}")[:300]
-            else:
-                os.waitpid(child, 0)
-                mutant.outcome, mutant.noticed_by = "noticed", f"more than {limit:.0f} seconds"
-            del running[child]
-            shutil.copy2(ROOT / PACKAGE / mutant.file, tree / PACKAGE / mutant.file)
-            free.append(tree)
-            print(
-                f"{sum(bool(one.outcome) for one in sample):4}/{len(sample)} {mutant.outcome} {mutant.seconds:.0f} s "
-                f"({len(mutant.tests)} tests) {mutant.file}:{mutant.line} {mutant.noticed_by[:100]}",
-                flush=True,
-            )
-            if mutant.outcome != "noticed":
-                print(*mutant.diff[1:], sep="\n", flush=True)
-        time.sleep(0.05)
 
 
 def kill_session(leader: int) -> None:
