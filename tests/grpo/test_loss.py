@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.config.estimators import TruncatedArguments
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
-from geo_sokoban_pipeline.grpo import group_advantages, policy_loss
+from geo_sokoban_pipeline.grpo import policy_loss
 from geo_sokoban_pipeline.grpo.importance import truncated
 from geo_sokoban_pipeline.grpo.loss import (
     GrpoObjective,
@@ -71,41 +71,6 @@ def test_empty_mask_gives_zero(reduction, denominator):
     assert reduce_tokens(VALUES, torch.zeros_like(MASK), reduction, denominator).item() == 0.0
 
 
-def test_first_step_on_policy_is_flat():
-    """Ratio 1: no divergence, nothing clipped, and the loss of each std-normalised group is 0."""
-    advantages = torch.from_numpy(group_advantages([0.0, 1.0, 2.5, 0.0], [0, 0, 1, 1]))
-    log_probs = torch.full((4, 5), -0.7, requires_grad=True)
-    result = policy_loss(log_probs, log_probs.detach(), advantages, torch.ones(4, 5))
-    assert result.loss.item() == pytest.approx(0.0, abs=1e-7)
-    assert result.metrics["ppo_kl"] == 0.0 and result.metrics["pg_clipfrac"] == 0.0
-    result.loss.backward()
-    expected = -advantages.float().unsqueeze(1).expand(4, 5) / 20
-    torch.testing.assert_close(log_probs.grad, expected)  # yet the gradient is there
-
-
-@pytest.mark.parametrize("poison", [-9.0, float("-inf"), float("inf"), float("nan")])
-@pytest.mark.parametrize("reduction", ["sample_mean", "token_mean", "constant"])
-def test_masked_positions_have_no_effect(poison, reduction):
-    generator = torch.Generator().manual_seed(0)
-    new, old = -torch.rand(2, 3, generator=generator), -torch.rand(2, 3, generator=generator)
-    advantages = torch.randn(2, 3, generator=generator)
-
-    def run(fill):
-        hole = MASK == 0
-        log_probs = new.masked_fill(hole, fill).requires_grad_()
-        parts = [tensor.masked_fill(hole, fill) for tensor in (old, advantages, torch.ones(2, 3))]
-        result = policy_loss(
-            log_probs, parts[0], parts[1], MASK, importance_weights=parts[2], reduction=reduction, denominator=4
-        )
-        result.loss.backward()
-        return result, log_probs.grad
-
-    (clean, clean_grad), (dirty, dirty_grad) = run(-1.0), run(poison)
-    assert dirty.loss.item() == clean.loss.item() and dirty.metrics == clean.metrics
-    assert torch.equal(dirty_grad, clean_grad)
-    assert torch.equal(dirty_grad[MASK == 0], torch.zeros(2)) and dirty_grad[MASK == 1].abs().min() > 0
-
-
 def test_advantages_per_episode_equal_the_same_per_token():
     log_probs, old, advantages = VALUES.neg(), VALUES.flip(0).neg(), torch.tensor([1.0, -2.0])
     one = policy_loss(log_probs, old, advantages, MASK)
@@ -114,9 +79,11 @@ def test_advantages_per_episode_equal_the_same_per_token():
 
 
 def test_importance_weights_scale_each_token():
-    ones = torch.zeros(1, 2)
-    weights = torch.tensor([[0.0, 2.0]], requires_grad=True)
-    result = policy_loss(ones, ones, torch.tensor([1.0]), torch.ones(1, 2), importance_weights=weights)
+    """But for masked ones, whatever stands there."""
+    zeros = torch.zeros(1, 3)
+    weights = torch.tensor([[0.0, 2.0, math.nan]], requires_grad=True)
+    mask = torch.tensor([[1, 1, 0]])
+    result = policy_loss(zeros, zeros, torch.tensor([1.0]), mask, importance_weights=weights)
     assert result.loss.item() == pytest.approx(-1.0)
     assert not result.loss.requires_grad  # weights and advantages carry no gradient
 
@@ -147,16 +114,6 @@ def test_packed_equals_padded(shape, reduction):
         packed += loss.loss.item()
     # float32 weights: sums of a few terms agree to 1e-6.
     assert packed == pytest.approx(padded.loss.item(), abs=1e-6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(SHAPES)
-def test_gradient_pushes_towards_the_advantage(shape):
-    """Descending the loss never lowers the log-prob of a good token, nor raises that of a bad one."""
-    new, old, advantages, mask = random_batch(shape)
-    new.requires_grad_()
-    policy_loss(new, old, advantages, mask).loss.backward()
-    assert (new.grad * advantages.sign().unsqueeze(1) <= 0).all()
 
 
 @pytest.mark.parametrize(

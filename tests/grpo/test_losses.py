@@ -103,18 +103,19 @@ def test_two_episodes(name, options, reduction, expected, gradient):
     assert masked == [0.0, 0.0, 0.0]
 
 
-def test_gspo_trains_each_token_for_its_own_advantage():
-    options = {"clip_low": 0.2, "clip_high": 0.28}
-    loss, gradient, _ = learn("gspo", options, SEQUENCES, advantages=PER_TOKEN)
-    assert loss == pytest.approx(0.023941, rel=0, abs=5e-7)
-    assert gradient == pytest.approx([-0.184195, -0.092098, 0.184195, 0.196039, 0], rel=0, abs=5e-7)
-
-
-def test_gmpo_has_one_advantage_per_sequence():
-    """The means of 1, 0.5 and -1, and of -0.5 and 0.25."""
-    loss, gradient, _ = learn("gmpo", {}, SEQUENCES, advantages=PER_TOKEN)
-    assert loss == pytest.approx(0.019250, rel=0, abs=5e-7)
-    assert gradient == pytest.approx([0, -0.029693, -0.029693, 0.054164, 0], rel=0, abs=5e-7)
+@pytest.mark.parametrize(
+    ("name", "options", "expected", "gradient"),
+    [
+        # Each token is trained for its own advantage.
+        ("gspo", {"clip_low": 0.2, "clip_high": 0.28}, 0.023941, [-0.184195, -0.092098, 0.184195, 0.196039, 0]),
+        # A sequence has one: the means of 1, 0.5 and -1, and of -0.5 and 0.25.
+        ("gmpo", {}, 0.019250, [0, -0.029693, -0.029693, 0.054164, 0]),
+    ],
+)
+def test_advantages_of_tokens_in_losses_of_sequences(name, options, expected, gradient):
+    loss, found, _ = learn(name, options, SEQUENCES, advantages=PER_TOKEN)
+    assert loss == pytest.approx(expected, rel=0, abs=5e-7)
+    assert found == pytest.approx(gradient, rel=0, abs=5e-7)
 
 
 TIS, IN_BOUNDS = {"cap": 2.0}, {"low": 0.5, "high": 2.0}

@@ -34,7 +34,7 @@ SHOWN = {
         "env_timeout": "test_an_environment_that_hangs_costs_its_episodes_alone",
         "workers": "test_numbers_of_two_are_those_of_none",
         "worker_timeout": "test_a_worker_that_ends_or_hangs_in_an_episode_is_replaced",
-        "worker_restarts": "test_one_gives_the_bits_of_none_and_more_losses_than_allowed_end_the_run",
+        "worker_restarts": "test_a_run_that_loses_more_workers_than_allowed_names_its_newest_checkpoint",
     },
     "rollout/test_conversation.py": {
         "max_turns": "test_max_turns_keeps_the_last_observation_and_turns_partition_the_tokens",

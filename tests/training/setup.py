@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from safetensors.torch import load_file
@@ -17,6 +18,8 @@ from geo_sokoban_pipeline.datasets import CheckpointsDataset, MetricsDataset, Tr
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.studies.plan import merge
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import TrainOptions
@@ -162,6 +165,22 @@ def settings(base: TrainOptions, changes: Mapping[str, Any], model: type[TrainOp
         if f"{field}_args" in place:  # those of another estimator
             place[f"{field}_args"] = {}
     return model.model_validate(values)
+
+
+def demonstrate(policy: Policy, rows: Any, options: TrainOptions, cells: Sequence[int]) -> list[TrainSample]:
+    """Episodes of Sokoban, one per size of a cell in pixels, with values for every term of the objective."""
+    rng, made = np.random.default_rng(0), []
+    for number, cell in enumerate(cells):
+        env = options.env.model_copy(update={"args": {**options.env.args, "cell_px": cell}})
+        changed = options.model_copy(update={"env": env})
+        sample = Demonstrator(rows, policy, changed, 0, "test").demonstrate(number)
+        count = len(sample.targets)
+        values = {
+            name: rng.normal(-1, 0.3, count).astype(np.float32)
+            for name in ("old_log_probs", "rollout_log_probs", "ref_log_probs", "advantages")
+        }
+        made.append(TrainSample(**{**vars(sample), **values}))
+    return made
 
 
 def shaken(policy: Policy, share: float = 0.1) -> Policy:

@@ -223,18 +223,13 @@ def test_over_sampling_trains_as_many_groups_as_in_one_process(setup: Setup, two
 
 
 @slow
-def test_one_gives_the_bits_of_none_and_more_losses_than_allowed_end_the_run(setup: Setup) -> None:
-    options = settings(setup.options, WORKERS | {"rollout.workers": 1, "rollout.worker_restarts": 0})
+def test_one_gives_the_bits_of_none(setup: Setup) -> None:
+    options = settings(setup.options, WORKERS | {"rollout.workers": 1})
     with closing(RolloutWorkers(setup.policy, options)) as workers:
         workers.update_weights(None, 0)
         found, _ = collect(setup, workers)
         assert_same(found, setup.episodes)
         assert workers.cpu_seconds > 0
-        (pid,) = workers.process_ids
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerError, match=r"rollout worker 1 of 1 \(pid \d+\) ended .*SIGKILL.*worker_restarts=0"):
-            collect(setup, workers)
-    assert not psutil.pid_exists(pid)
 
 
 def is_stopped(pid: int) -> bool:

@@ -17,9 +17,9 @@ from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
-from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from task_options import TinyPolicyOptions, TrainOptions
 from training.live_bytes import LiveBytes
+from training.setup import demonstrate
 
 # Two image parts and more, five chunks and more, three micro-batches.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -33,22 +33,6 @@ GRPO: dict[str, dict[str, Any]] = {
     "entropy and kl": {"entropy_coefficient": 0.05, "kl_coefficient": 0.2, "reduction": "sample_mean"},
 }
 TEMPERATURE = 0.8
-
-
-def demonstrate(policy: Policy, rows: Any, options: TrainOptions, cells: Sequence[int]) -> list[TrainSample]:
-    """Episodes of Sokoban, one per size of a cell in pixels, with values for every term of the objective."""
-    rng, made = np.random.default_rng(0), []
-    for number, cell in enumerate(cells):
-        env = options.env.model_copy(update={"args": {**options.env.args, "cell_px": cell}})
-        changed = options.model_copy(update={"env": env})
-        sample = Demonstrator(rows, policy, changed, 0, "test").demonstrate(number)
-        count = len(sample.targets)
-        values = {
-            name: rng.normal(-1, 0.3, count).astype(np.float32)
-            for name in ("old_log_probs", "rollout_log_probs", "ref_log_probs", "advantages")
-        }
-        made.append(TrainSample(**{**vars(sample), **values}))
-    return made
 
 
 @pytest.fixture(scope="module")

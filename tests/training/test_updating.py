@@ -20,10 +20,10 @@ from geo_sokoban_pipeline.training.backend import build_scorer
 from geo_sokoban_pipeline.training.backends.base import DivergedError
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
-from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.worker import build_rank_scorer
 from policies.library import sample_log_probs
 from task_options import TrainOptions
+from training.setup import demonstrate
 
 # Sums of a few hundred float32 terms in another order.
 TOLERANCE = 2e-5
@@ -31,20 +31,7 @@ TOLERANCE = 2e-5
 
 @pytest.fixture(scope="module")
 def samples(tiny_policy: Policy, sokoban_rows: Any, train_options: TrainOptions) -> list[TrainSample]:
-    expert = Demonstrator(sokoban_rows(24), tiny_policy, train_options, 0, "test")
-    rng = np.random.default_rng(0)
-    made = []
-    for number in range(7):
-        sample = expert.demonstrate(number)
-        count = len(sample.targets)
-        values = {
-            "old_log_probs": rng.normal(-1, 0.1, count).astype(np.float32),
-            "rollout_log_probs": rng.normal(-1, 0.1, count).astype(np.float32),
-            "advantages": rng.normal(size=count).astype(np.float32),
-            "ref_log_probs": rng.normal(-1, 0.1, count).astype(np.float32),
-        }
-        made.append(TrainSample(**{**vars(sample), **values}))
-    return made
+    return demonstrate(tiny_policy, sokoban_rows(24), train_options, [16] * 7)
 
 
 def test_reference_log_probs_are_taken_at_the_sampling_temperature(
