@@ -34,7 +34,11 @@ def value_at(options: BaseModel, path: str) -> Any:
 
 def with_value(options: Model, changes: Mapping[str, Any]) -> Model:
     """The same options but for some values, by their dotted names; validated anew."""
-    values = options.model_dump()
+    return type(options).model_validate(set_values(options.model_dump(), changes))
+
+
+def set_values(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Set nested values by their dotted names."""
     for path, value in changes.items():
         *sections, name = path.split(".")
         place = values
@@ -43,7 +47,7 @@ def with_value(options: Model, changes: Mapping[str, Any]) -> Model:
         place[name] = value
         if f"{name}_args" in place:  # those of another estimator
             place[f"{name}_args"] = {}
-    return type(options).model_validate(values)
+    return values
 
 
 def with_another_value(options: Model, path: str, beside: Mapping[str, Any] | None = None) -> Model:

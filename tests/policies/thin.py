@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.published_sizes import published_config
+
 VOCABULARY = 151_936
 END = "<|im_end|>"
 _HIDDEN = 64
@@ -17,24 +19,12 @@ _SHARED = 3.0  # in the first place of every embedding, so that all states point
 
 def thin_config() -> Any:
     """`Qwen3VLConfig` with the published ids, positions and patches; everything else is small."""
-    from transformers import Qwen3VLConfig
-
-    text = {
-        "vocab_size": VOCABULARY, "hidden_size": _HIDDEN, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "tie_word_embeddings": True,
-        "max_position_embeddings": 262_144,
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
-        },
-    }  # fmt: skip
-    vision = {
-        "depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "out_hidden_size": _HIDDEN,
-        "num_position_embeddings": 2304, "deepstack_visual_indexes": [0],
-    }  # fmt: skip
-    return Qwen3VLConfig(
-        text_config=text, vision_config=vision, tie_word_embeddings=True, image_token_id=151_655,
-        video_token_id=151_656, vision_start_token_id=151_652, vision_end_token_id=151_653,
-    )  # fmt: skip
+    config = published_config("2B", layers=2, blocks=2)
+    text = {"hidden_size": _HIDDEN, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    vision = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "out_hidden_size": _HIDDEN}
+    config.text_config.update(text)
+    config.vision_config.update(vision)
+    return config
 
 
 def write_thin_policy(

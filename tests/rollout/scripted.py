@@ -177,3 +177,15 @@ def play_scripted(
     rows = rows or [{}]
     tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, 0, n, n) for n, row in enumerate(rows)]
     return rollout(engine, CharacterPolicy(), tasks, settings), engine
+
+
+def geometry_settings(turns: int, reward: str = "math_reward") -> RolloutSettings:
+    """Settings of geometry with the scoring tool, of which no episode may fail."""
+    return RolloutSettings(
+        EnvOptions(factory="geo_sokoban_pipeline.envs.geo3k.env.build_env", args={"max_turns": turns}),
+        RewardOptions(function=f"geo_sokoban_pipeline.rewards.geo3k.{reward}"),
+        RolloutOptions(max_turns=turns, max_tokens_per_turn=None, max_failed_share=0.0),
+        SamplingOptions(),
+        iteration=0,
+        task="geo3k_multi_turn",
+    )

@@ -8,12 +8,10 @@ from functools import partialmethod
 
 import pytest
 
-from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rewards.math_answer import Grader
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from rollout.scripted import BatchEngine, CharacterPolicy
-from task_options import EnvOptions, RewardOptions
+from rollout.scripted import BatchEngine, CharacterPolicy, geometry_settings
 
 BOMBS, PATIENCE, TURNS = 512, 1.5, 2
 LABEL = "x y"
@@ -31,21 +29,13 @@ def response(answer: str) -> str:
 
 @pytest.mark.slow
 def test_a_batch_of_bombs_ends_by_its_deadlines(monkeypatch):
-    settings = RolloutSettings(
-        EnvOptions(factory="geo_sokoban_pipeline.envs.geo3k.env.build_env", args={"max_turns": TURNS}),
-        RewardOptions(function="geo_sokoban_pipeline.rewards.geo3k.math_reward"),
-        RolloutOptions(max_turns=TURNS, max_tokens_per_turn=None, max_failed_share=0.0),
-        SamplingOptions(),
-        iteration=0,
-        task="geo3k_multi_turn",
-    )
     monkeypatch.setattr(Grader, "submit", partialmethod(Grader.submit, patience=PATIENCE))
     talks = {n: [response(bomb(TURNS * n + turn)) for turn in range(TURNS)] for n in range(BOMBS)}
     talks[BOMBS] = [response("x+y"), "\\boxed{xy}"]  # right by rule at the end
     tasks = [EpisodeRequest(f"e{n}", {"id": f"e{n}", "prompt": "p", "answer": LABEL}, n, 0, n) for n in talks]
     engine = BatchEngine({n: [(text, "stop") for text in texts] for n, texts in talks.items()})
     start = time.monotonic()
-    episodes = rollout(engine, CharacterPolicy(), tasks, settings)
+    episodes = rollout(engine, CharacterPolicy(), tasks, geometry_settings(TURNS))
     # Each turn waits for its calls, and the end for the last texts: 5 s, and the loop's own work on a busy machine. To
     # work on all of them would take 20 minutes.
     assert time.monotonic() - start < 60

@@ -20,11 +20,10 @@ from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from policies.thin import thinking_template, write_thin_policy
-from rollout.scripted import ScriptedEngine
+from rollout.scripted import ScriptedEngine, geometry_settings
 from task_options import EnvOptions, RewardOptions
 
 THOUGHT = "Perhaps \\boxed{99}. <answer>Left</answer>"
-GEOMETRY, SOKOBAN = "geo_sokoban_pipeline.envs.geo3k", "geo_sokoban_pipeline.envs.sokoban"
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +43,6 @@ def problem(shared_data, geometry_rows) -> dict[str, Any]:
 
 def call(answer: str) -> str:
     return f'<tool_call>{{"name": "calc_score", "arguments": {{"answer": "{answer}"}}}}</tool_call>'
-
-
-def geometry(reward: str = "math_reward") -> RolloutSettings:
-    return RolloutSettings(
-        EnvOptions(factory=f"{GEOMETRY}.env.build_env", args={"max_turns": 3}),
-        RewardOptions(function=f"geo_sokoban_pipeline.rewards.geo3k.{reward}"),
-        RolloutOptions(max_turns=3, max_tokens_per_turn=None, max_failed_share=0.0),
-        SamplingOptions(),
-        iteration=0,
-        task="geo3k_multi_turn",
-    )
 
 
 def play(thinker: Policy, row: dict[str, Any], texts: Sequence[str], settings: RolloutSettings) -> Trajectory:
@@ -84,7 +72,7 @@ def test_tokens_masks_and_the_tool(thinker, problem):
         f"{THOUGHT} {call(right)}\n</think>\n\n{call(wrong)} Answer: \\boxed{{{wrong}}}",
         f"{THOUGHT}\n</think>\n\n{call(right)} Answer: \\boxed{{{right}}}",
     ]
-    episode = play(thinker, problem, texts, geometry())
+    episode = play(thinker, problem, texts, geometry_settings(3))
     assert check_token_parity([episode], thinker.codec) == []
     assert sampled_texts(episode, thinker) == [f"{text}<|im_end|>" for text in texts]
     # The call in the first thought was right, and was not made: the tool answered the wrong one behind it.
@@ -109,14 +97,16 @@ def test_thoughts_are_not_graded_and_have_the_form(thinker, problem, text, rewar
     """Also those that the prompt has opened."""
     wrong, right = str(int(problem["answer"]) + 1), problem["answer"]
     texts = [text.format(thought=THOUGHT, right=right, wrong=wrong)]
-    assert play(thinker, problem, texts, geometry()).reward == reward
-    formed = play(thinker, problem, texts, geometry("format_reward"))
+    assert play(thinker, problem, texts, geometry_settings(3)).reward == reward
+    formed = play(thinker, problem, texts, geometry_settings(3, "format_reward"))
     assert (formed.reward_parts["format"], formed.reward == 1.0) == (float("Answer" in text), reward == 1.0)
 
 
 def test_moves_are_read_behind_the_thoughts(thinker, sokoban_rows):
     settings = RolloutSettings(
-        EnvOptions(factory=f"{SOKOBAN}.env.build_env", args={"cell_px": 64, "observation_style": "full"}),
+        EnvOptions(
+            factory="geo_sokoban_pipeline.envs.sokoban.env.build_env", args={"cell_px": 64, "observation_style": "full"}
+        ),
         RewardOptions(),
         RolloutOptions(max_turns=2, max_tokens_per_turn=None, max_failed_share=0.0),
         SamplingOptions(),

@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+from option_fields import set_values
 from task_options import TrainOptions
 
 SIZES = {
@@ -155,16 +156,7 @@ def copied(policy: Policy) -> Policy:
 
 def settings(base: TrainOptions, changes: Mapping[str, Any], model: type[TrainOptions] = TrainOptions) -> TrainOptions:
     """Options at the small size with changes by dotted name, such as `grpo.passes`, of a task's model."""
-    values = merge(base.model_dump(), SMALL)
-    for name, value in changes.items():
-        *sections, field = name.split(".")
-        place = values
-        for section in sections:
-            place = place[section]
-        place[field] = value
-        if f"{field}_args" in place:  # those of another estimator
-            place[f"{field}_args"] = {}
-    return model.model_validate(values)
+    return model.model_validate(set_values(merge(base.model_dump(), SMALL), changes))
 
 
 def demonstrate(policy: Policy, rows: Any, options: TrainOptions, cells: Sequence[int]) -> list[TrainSample]:

@@ -10,13 +10,10 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import NgramProposer, TransformersEngine
 from rollout.engines.talks import SAMPLED, Plan, Talk, converse
-from task_options import TinyPolicyOptions
 
 # float32 sums in another order; measured differences are below 1e-5.
 TOLERANCE = 1e-4
@@ -47,17 +44,6 @@ class Oracle(NgramProposer):
         if self.kind == "corrupted" and rest:
             rest[draw.randrange(len(rest))] = draw.randrange(250)
         return rest
-
-
-@pytest.fixture(scope="module")
-def grouped():
-    """Three layers, two of them fed by the vision tower, grouped key-value heads."""
-    options = TinyPolicyOptions(layers=3, heads=4, kv_heads=2, vision_layers=3, deepstack=(0, 2))
-    policy = build_tiny_policy(options, seed=4)
-    bias = torch.zeros(policy.model.config.text_config.vocab_size)
-    bias[policy.codec.end_id] = 3.0
-    policy.model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
-    return policy
 
 
 @pytest.mark.parametrize("seed", range(3))
