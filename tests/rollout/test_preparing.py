@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import pytest
 
-from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import BatchEngine, CharacterPolicy, ScriptedEngine, TalkEnv, make_settings, play_scripted
@@ -60,12 +59,12 @@ def build_env(sample, args):
     return SlowEnv(sample["id"], **sample["env"])
 
 
-def play(engine, *setups, factory="build_env", reward=f"{__file__}:slow_reward"):
+def play(engine, *setups, factory="build_env", reward=f"{__name__}.slow_reward"):
     base = make_settings()
-    env = EnvOptions(factory=f"{__file__}:{factory}")
+    env = EnvOptions(factory=f"{__name__}.{factory}")
     settings = RolloutSettings(env, RewardOptions(function=reward), base.rollout, base.sampling, 0, "slow")
     tasks = [EpisodeRequest(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
-    seen().clear()
+    events.clear()
     return rollout(engine, CharacterPolicy(), tasks, settings)
 
 
@@ -73,16 +72,11 @@ def play_batches(responses, *setups):
     return play(BatchEngine(dict(enumerate(responses))), *setups)
 
 
-def seen() -> list[tuple[str, ...]]:
-    """Events of this file as the episode loop loaded it, which is another module than the one that pytest made."""
-    return load_object(f"{__file__}:events")
-
-
 def test_a_batch_is_prepared_before_its_first_step_and_all_rewards_begun_before_one_is_taken():
     play_batches(
         [[("one", "stop"), ("two", "stop")], [("yes", "stop")]], ("a", {"ends_after": 2}), ("b", {"ends_after": 1})
     )
-    assert seen() == [
+    assert events == [
         ("prepare", "a", "one"),
         ("prepare", "b", "yes"),
         ("step", "a", "one"),
@@ -124,7 +118,7 @@ def build_gated(sample, args):
 
 
 def play_gated(engine, *setups):
-    load_object(f"{__file__}:GatedEnv").gates = {"slow": Future()}
+    GatedEnv.gates = {"slow": Future()}
     return play(engine, *setups, factory="build_gated", reward="rollout.scripted.one_per_response")
 
 
@@ -135,7 +129,7 @@ def test_an_engine_that_is_not_repeatable_goes_on_while_somebody_waits(engine):
     made.seeded = False
     episodes = play_gated(made, ("slow", {"ends_after": 1}), ("fast", {"ends_after": 2}))
     assert [episode.status for episode in episodes] == ["completed", "completed"]
-    steps = [event[1:] for event in seen() if event[0] == "step"]
+    steps = [event[1:] for event in events if event[0] == "step"]
     assert steps == [("fast", "go"), ("fast", "open"), ("slow", "one")]
 
 
@@ -145,20 +139,20 @@ def test_where_nothing_else_is_to_come_the_loop_waits(seeded):
     made.seeded = seeded
     episodes = play_gated(made, ("slow", {"ends_after": 1}), ("fast", {"ends_after": 1}))
     assert [episode.status for episode in episodes] == ["completed", "completed"]
-    steps = [event[1] for event in seen() if event[0] == "step"]
+    steps = [event[1] for event in events if event[0] == "step"]
     # Without a seed the fast one need not wait; whether it did is a matter of the clock.
     assert sorted(steps) == ["fast", "slow"] and (steps[0] == "slow" or not seeded)
 
 
 def test_the_end_shows_responses_that_were_never_stepped_with():
     play_batches([[("one", "stop"), ("cut", "length")]], ("a", {}))
-    assert ("step", "a", "cut") not in seen()
-    assert ("finalize", "a", "one", "cut", "truncated") in seen()
+    assert ("step", "a", "cut") not in events
+    assert ("finalize", "a", "one", "cut", "truncated") in events
 
 
 def test_aborted_episodes_are_concluded_but_not_rewarded():
     (episode,) = play_batches([[("one", "abort")]], ("a", {}))
-    assert [event[0] for event in seen()] == ["prepare", "finalize", "metrics"]
+    assert [event[0] for event in events] == ["prepare", "finalize", "metrics"]
     assert (episode.reward, episode.metrics["success"]) == (None, 1.0)
 
 
@@ -170,7 +164,7 @@ def test_what_fails_costs_its_own_episode_alone(place, sampled):
     assert bad.error.startswith(f"RuntimeError: broken {place}, in tests/rollout/scripted.py, line ")
     assert bad.loss_mask.sum() == sampled, "what was sampled is kept"
     assert (good.status, good.reward) == ("completed", 1.0)
-    assert ("step", "a", "one") not in seen() or place == "finalize"
+    assert ("step", "a", "one") not in events or place == "finalize"
 
 
 def test_a_label_that_is_a_number_is_stored_as_text():

@@ -12,9 +12,8 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective
-from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters, load_empty, save_policy
-from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
-from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
+from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
+from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
@@ -124,23 +123,6 @@ def test_sft_counts_each_sample_once(
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-@slow
-def test_a_step_without_a_finite_gradient_changes_nothing(
-    four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]]
-) -> None:
-    policy, options = copied(splittable), optimizer_options("muon")
-    before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
-    broken = batches["one"][0]
-    bad = [TrainSample(**{**vars(broken), "advantages": np.full_like(broken.advantages, np.inf)})]
-    with four_ranks.group(policy, T2) as workers:
-        backend = build_backend(policy, options, 0.9, workers)
-        row = backend.step(bad, GrpoObjective(GrpoOptions()), RATE)
-        assert row["skipped"] == 1.0 and not np.isfinite(row["grad_norm"])
-        assert all(torch.equal(weight, before[name]) for name, weight in backend.weight_source().read())
-        row = backend.step(batches["one"], GrpoObjective(GrpoOptions()), RATE)
-        assert row["skipped"] == 0.0
-
-
 FROZEN = ("visual", "language_model.embed_tokens", "language_model.layers.0")
 
 
@@ -189,29 +171,3 @@ def test_products_in_bfloat16_over_float32_weights(
     assert 1e-4 < found.mean() <= 1.5 * gap.mean() and found.max() <= 2 * gap.max()
     assert rows[layout]["loss"] == pytest.approx(rows["float32"]["loss"], abs=0.01)
     assert rows[layout]["grad_norm"] == pytest.approx(rows["float32"]["grad_norm"], rel=0.05)
-
-
-@slow
-@pytest.mark.parametrize("compute", [None, "bfloat16"])
-def test_a_reference_policy_is_divided_as_the_trained_one(
-    four_ranks: FourRanks,
-    splittable: Policy,
-    batches: dict[str, list[TrainSample]],
-    setup: Setup,
-    tmp_path: Path,
-    compute: str | None,
-) -> None:
-    save_policy(splittable, tmp_path)
-    chosen = setup.options.policy.model_copy(update={"compute": compute})
-    options = setup.options.model_copy(update={"policy": chosen, **LAYOUTS["one process"]})
-    expected = build_scorer(PolicyFolder(tmp_path, {}), options)(batches["mixed"])
-    options = options.model_copy(update=LAYOUTS[T2])
-    driver = load_empty(chosen, tmp_path)
-    with four_ranks.group(driver, T2, chosen) as workers:
-        score: Any = build_scorer(PolicyFolder(tmp_path, {}), options, workers)
-        found = score(batches["mixed"])
-        held = list(score.own.policy.model.named_parameters())
-    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=1e-5 if compute is None else 0.05)
-    kinds = {weight.dtype for name, weight in held if ".linear_" in name}
-    assert kinds == {torch.float32 if compute is None else torch.bfloat16}
-    assert not any(weight.requires_grad for _, weight in held)

@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.sharding import StepCost, shard_samples
 from open_workers import apply
 from policies.mixtures import build_mixture
-from training.four_ranks import FourRanks, keep_gradients, watch_gradients
+from training.four_ranks import FourRanks, keep_gradients, megatron_of, watch_gradients
 from training.setup import Setup, copied
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -36,6 +36,7 @@ slow = pytest.mark.slow
 RATE = 1e-3
 REPLICAS_2, REPLICAS_4, SHARDS_2, SHARDS_4 = "two replicas", "four replicas", "two shards", "four shards"
 COPIES_2, HYBRID_4 = "two copies of one shard", "two copies of two shards"
+TENSOR_2 = "tensor 2"  # Megatron's; test_megatron_steps.py has its table
 # Parts into which a layout splits the weights.
 SHARDS = {REPLICAS_2: 1, REPLICAS_4: 1, SHARDS_2: 2, SHARDS_4: 4, COPIES_2: 1, HYBRID_4: 2}
 REDUCTIONS: dict[str, dict[str, Any]] = {
@@ -266,27 +267,27 @@ def test_mixtures_of_experts_do_too(
 
 
 @slow
-@pytest.mark.parametrize("layout", [REPLICAS_2, SHARDS_2, HYBRID_4])
+@pytest.mark.parametrize("layout", [REPLICAS_2, SHARDS_2, HYBRID_4, TENSOR_2])
 @pytest.mark.parametrize("place", [0, -1], ids=["the first", "the last"])
 def test_all_ranks_skip_a_step_in_which_one_has_no_finite_gradient(
     four_ranks: FourRanks,
-    setup: Setup,
+    splittable: Policy,
     batches: dict[str, list[TrainSample]],
     tmp_path: Path,
     layout: str,
     place: int,
 ) -> None:
     """Nothing moves, and the next step is that of a backend that never saw the bad one."""
-    samples, size = batches["boards"], 4 if layout == HYBRID_4 else 2
-    bad = shard_samples(samples, size, StepCost.of(setup.trained.model.config))[place][0]
+    samples, size = batches["boards"], {HYBRID_4: 4, TENSOR_2: 1}.get(layout, 2)
+    bad = shard_samples(samples, size, StepCost.of(splittable.model.config))[place][0]
     poisoned = list(samples)
     poisoned[bad] = replace(samples[bad], advantages=np.full_like(samples[bad].advantages, np.nan))
     grpo: dict[str, Any] = {"reduction": "token_mean"}
-    expected = alone(setup.trained, samples, "adamw", grpo)
-    policy = copied(setup.trained)
+    expected = alone(splittable, samples, "adamw", grpo)
+    policy = copied(splittable)
     before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
     with four_ranks.group(policy, layout) as workers:
-        backend = build_backend(policy, optimizer_options("adamw"), 0.9, workers)
+        backend = build_backend(policy, optimizer_options("adamw"), 0.9, workers, megatron_of(layout))
         row = backend.step(poisoned, GrpoObjective(GrpoOptions(**grpo)), RATE)
         assert row["skipped"] == 1.0 and not np.isfinite(row["grad_norm"])
         assert all(torch.equal(weight, before[name]) for name, weight in backend.weight_source().read())

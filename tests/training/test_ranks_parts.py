@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.training.backend import build_backend, build_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample
 from policies.mixtures import build_mixture
+from training.four_ranks import LAYOUTS as ALL_LAYOUTS
 from training.four_ranks import FourRanks
 from training.setup import Setup, copied
 
@@ -112,26 +113,39 @@ def test_ranks_collect_a_bucket_by_one_call_in_the_type_that_is_sent(
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16"])
-def test_a_sharded_reference_scores_as_one_process_does(
-    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path, compute: str | None
+@pytest.mark.parametrize(("layout", "rounding"), [("two shards", 0.02), ("tensor 2", 0.05)])
+def test_a_divided_reference_scores_as_one_process_does(
+    four_ranks: FourRanks,
+    splittable: Policy,
+    setup: Setup,
+    batches: dict[str, list[TrainSample]],
+    tmp_path: Path,
+    layout: str,
+    rounding: float,
+    compute: str | None,
 ) -> None:
-    save_policy(setup.trained, tmp_path)
+    """But for rounding, since its products are of other batches."""
+    save_policy(splittable, tmp_path)
     chosen = setup.options.policy.model_copy(update={"compute": compute})
-    options = setup.options.model_copy(update={"policy": chosen, "sharding": "full", "processes": 2})
-    expected = build_scorer(PolicyFolder(tmp_path, {}), options)(batches["boards"])
+    alone, divided = (
+        setup.options.model_copy(update={"policy": chosen, **ALL_LAYOUTS[name]}) for name in ("one process", layout)
+    )
+    expected = build_scorer(PolicyFolder(tmp_path, {}), alone)(batches["mixed"])
     driver = load_empty(chosen, tmp_path)
-    with four_ranks.group(driver, "two shards", chosen) as workers:
-        score: Any = build_scorer(PolicyFolder(tmp_path, {}), options, workers)
+    with four_ranks.group(driver, layout, chosen) as workers:
+        score: Any = build_scorer(PolicyFolder(tmp_path, {}), divided, workers)
         for _ in range(2):
-            found = score(batches["boards"])
+            found = score(batches["mixed"])
         held = dict(score.own.policy.model.named_parameters())
-    tolerance = 1e-5 if compute is None else 0.02  # products of other batches are rounded otherwise
+    tolerance = 1e-5 if compute is None else rounding
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=tolerance)
-    types = use_types(driver)
-    assert {weight.dtype for weight in held.values()} == {torch.float32} | ({torch.bfloat16} if compute else set())
-    for name, weight in held.items():
-        assert weight.dtype == types[name] and not weight.requires_grad
-        assert len(weight.to_local()) == -(-len(weight) // 2)
+    product = torch.float32 if compute is None else torch.bfloat16
+    assert {weight.dtype for name, weight in held.items() if "_proj." in name or ".linear_" in name} == {product}
+    assert not any(weight.requires_grad for weight in held.values())
+    if layout == "two shards":
+        types = use_types(driver)
+        for name, weight in held.items():
+            assert weight.dtype == types[name] and len(weight.to_local()) == -(-len(weight) // 2)
 
 
 def test_an_engine_of_sharded_ranks_samples_with_the_weights_in_the_compute_type(
