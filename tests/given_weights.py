@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,3 +18,8 @@ def source_of(tensors: Mapping[str, Tensor], state: Callable[[], Hashable] = lam
         return [(name, tensors[name].to(getattr(torch, spec.dtype))) for name, spec in wanted.items()]
 
     return WeightSource(specs, collect, state)
+
+
+def named_tensors(sizes: Sequence[int]) -> dict[str, Tensor]:
+    """Vectors of these sizes, named by their numbers."""
+    return {str(index): torch.arange(size, dtype=torch.float32) for index, size in enumerate(sizes)}

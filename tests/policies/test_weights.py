@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.runs.storage import (
     read_manifest,
     write_folder,
 )
-from given_weights import source_of
+from given_weights import named_tensors, source_of
 
 TENSORS = {
     "b.weight": torch.arange(6.0).view(2, 3),
@@ -95,10 +95,6 @@ def test_digests_that_a_writer_took_go_into_the_manifest(tmp_path: Path) -> None
     with pytest.raises(CorruptFolderError, match=r"t\.safetensors has \d+ bytes, but \d+ were written"):
         write_folder(tmp_path / "short", partial(write, lost=1))
     assert not (tmp_path / "short").exists()
-
-
-def named_tensors(sizes: list[int]) -> dict[str, torch.Tensor]:
-    return {str(index): torch.arange(size, dtype=torch.float32) for index, size in enumerate(sizes)}
 
 
 @pytest.mark.parametrize(

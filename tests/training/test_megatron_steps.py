@@ -95,21 +95,6 @@ def test_steps_are_those_of_one_process(
         assert torch.equal(weight, found.weights[name]), f"the engine has the trained {name}"
 
 
-@slow
-def test_both_runs_of_a_layout_have_equal_bits(
-    four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]]
-) -> None:
-    found = []
-    for _ in range(2):
-        policy = copied(splittable)
-        with four_ranks.group(policy, T2D2) as workers:
-            backend = build_backend(policy, optimizer_options("muon"), 0.9, workers)
-            found.append(take_steps(backend, batches["mixed"], KL["kl"]))
-    first, second = found
-    assert first.rows == second.rows
-    assert all(torch.equal(weight, second.weights[name]) for name, weight in first.weights.items())
-
-
 @pytest.mark.parametrize("layout", [T2, pytest.param(T2D2, marks=slow)])
 def test_sft_counts_each_sample_once(
     four_ranks: FourRanks, splittable: Policy, batches: dict[str, list[TrainSample]], layout: str

@@ -34,18 +34,6 @@ def samples(tiny_policy: Policy, sokoban_rows: Any, train_options: TrainOptions)
     return demonstrate(tiny_policy, sokoban_rows(24), train_options, [16] * 7)
 
 
-def test_reference_log_probs_are_taken_at_the_sampling_temperature(
-    tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path
-) -> None:
-    save_policy(tiny_policy, tmp_path)
-    options = TrainOptions.model_validate({"rollout": {"sampling": {"temperature": 0.5}}})
-    scored = build_scorer(PolicyFolder(tmp_path, {}), options)(samples[:2])
-    for sample, values in zip(samples[:2], scored, strict=True):
-        expected = sample_log_probs(tiny_policy, sample, 0.5).detach().numpy()
-        np.testing.assert_allclose(values, expected, atol=TOLERANCE)
-        assert np.abs(values - sample_log_probs(tiny_policy, sample).detach().numpy()).max() > 0.01
-
-
 @pytest.mark.parametrize(("compute", "in_a_rank"), [(None, False), ("bfloat16", False), ("bfloat16", True)])
 def test_the_reference_policy_waits_on_the_cpu_in_the_compute_type(
     tiny_policy: Policy,

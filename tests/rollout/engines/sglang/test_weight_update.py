@@ -29,15 +29,11 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import (
     pack_handles,
     pack_tensors,
 )
-from given_weights import source_of
+from given_weights import named_tensors, source_of
 from proxies import Proxy
 from servers import PYTHON, attached, need_environment
 
 pytestmark = pytest.mark.xdist_group("sglang")
-
-
-def named_tensors(sizes):
-    return {str(index): torch.arange(size, dtype=torch.float32) for index, size in enumerate(sizes)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
