@@ -195,9 +195,7 @@ def geometry_rows() -> Callable[..., list[dict[str, Any]]]:
 @pytest.fixture(scope="session")
 def train_options() -> TrainOptions:
     """Options of `conf/base/parameters/train_sokoban.yml`, in one process."""
-    import yaml
+    from task_options import conf_options
 
-    from task_options import TrainOptions
-
-    text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
-    return TrainOptions.model_validate({**yaml.safe_load(text)["train_sokoban"], "processes": 1})
+    options: TrainOptions = conf_options("sokoban")
+    return options

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -24,11 +23,9 @@ from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.sft import run_sft
 from runs import finish, kedro_command, params, read_run
-from task_options import Geo3kTrainOptions, TinyPolicyOptions, TrainOptions
+from task_options import TinyPolicyOptions, TrainOptions, conf_options
 from training.four_ranks import FourRanks
 from training.setup import MEGATRON, SIZES, SPLITTABLE, Setup, StoredRun, copied, settings, shaken
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -84,11 +81,9 @@ def batches(setup: Setup, diagrams: list[TrainSample]) -> dict[str, list[TrainSa
 @pytest.fixture(scope="session")
 def diagrams(setup: Setup, geometry_rows: Any, shared_data: Path) -> list[TrainSample]:
     """Answers to real problems of Geometry3K, whose images are the twelve smallest of different sizes."""
-    text = (ROOT / "conf/base/parameters/train_geo3k.yml").read_text(encoding="utf-8")
-    options = Geo3kTrainOptions.model_validate({**yaml.safe_load(text)["train_geo3k"], "processes": 1})
     source = {"source": "file", "file": {"path": str(shared_data / "geometry3k_small.parquet")}}
     rows = geometry_rows(60, **source)
-    expert = Demonstrator(rows, setup.policy, options, 0, "test")
+    expert = Demonstrator(rows, setup.policy, conf_options("geo3k"), 0, "test")
     by_size: dict[int, TrainSample] = {}
     for number in range(len(rows)):
         sample = expert.demonstrate(number)

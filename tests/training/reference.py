@@ -6,8 +6,6 @@ model, with all logits; the optimizers are written out. It is slow and short, so
 
 from __future__ import annotations
 
-import functools
-import io
 import math
 import random
 from collections import Counter
@@ -17,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
@@ -28,7 +25,7 @@ from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from grpo.papers import PAPER
-from policies.library import sample_log_probs
+from policies.library import library_inputs, sample_log_probs
 
 # Options that the warm start and GRPO's optimizer have both.
 SHARED_NAMES = (
@@ -247,26 +244,17 @@ def log_probs_and_entropy(
     policy: Policy, episode: Trajectory, mask: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the trained tokens at the temperature, and the entropy at their places at temperature 1."""
-    ids = torch.tensor(episode.token_ids, dtype=torch.long)[None]
-    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == policy.codec.image_pad_id).int()}
-    images = tuple(episode.images[index] for turn in episode.turns for index in turn.image_indices)
-    if images:
-        inputs |= pixels(policy.image_processor, images)
+    shown = [episode.images[index] for turn in episode.turns for index in turn.image_indices]
+    inputs = library_inputs(policy, episode.token_ids, [policy.reader.read_png(png) for png in shown])
     policy.model.model.rope_deltas = None
     logits = policy.model(**inputs).logits[0, :-1].float()
     logits[:, torch.tensor(policy.banned_ids)] = -torch.inf
-    logits, labels = logits[mask[1:]], ids[0, 1:][mask[1:]]
+    logits, labels = logits[mask[1:]], inputs["input_ids"][0, 1:][mask[1:]]
     scores = torch.log_softmax(logits / temperature, -1)
     plain = torch.log_softmax(logits, -1)
     allowed = torch.isfinite(plain)
     entropy = -(plain.exp() * plain.masked_fill(~allowed, 0.0)).sum(-1)
     return scores.gather(1, labels[:, None])[:, 0], entropy
-
-
-@functools.cache
-def pixels(processor: Any, images: tuple[bytes, ...]) -> dict[str, Tensor]:
-    """Images as the library's processor gives them to the model."""
-    return dict(processor(images=[Image.open(io.BytesIO(png)).convert("RGB") for png in images], return_tensors="pt"))
 
 
 def trained_tokens(episode: Trajectory, episodes: Sequence[Trajectory], grpo: GrpoOptions) -> Tensor:

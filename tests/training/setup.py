@@ -154,9 +154,9 @@ def copied(policy: Policy) -> Policy:
     return replace(policy, model=copy.deepcopy(policy.model))
 
 
-def settings(base: TrainOptions, changes: Mapping[str, Any], model: type[TrainOptions] = TrainOptions) -> TrainOptions:
-    """Options at the small size with changes by dotted name, such as `grpo.passes`, of a task's model."""
-    return model.model_validate(set_values(merge(base.model_dump(), SMALL), changes))
+def settings(base: TrainOptions, changes: Mapping[str, Any]) -> TrainOptions:
+    """Options at the small size with changes by dotted name, such as `grpo.passes`."""
+    return type(base).model_validate(set_values(merge(base.model_dump(), SMALL), changes))
 
 
 def demonstrate(policy: Policy, rows: Any, options: TrainOptions, cells: Sequence[int]) -> list[TrainSample]:

@@ -67,9 +67,7 @@ def assert_near(wanted: Path, folder: Path) -> None:
 def test_killed_at_named_points(megatron_run: StoredRun, tmp_path: Path) -> None:
     for point, arrival, whom in POINTS:
         process = kedro_command(*params(MEGATRON), data_root=tmp_path, **kill_at(point, arrival, whom=whom))
-        output, _ = process.communicate(timeout=300)
-        expected = -signal.SIGKILL if whom == "driver" else 1
-        assert process.returncode == expected, f"{point} was not reached:\n{output[-3000:]}"
+        output = finish(process, -signal.SIGKILL if whom == "driver" else 1)
         if whom == "rank":
             assert "ended with exit code -9 (SIGKILL). The same command continues" in " ".join(output.split())
     finish(kedro_command(*params(MEGATRON), data_root=tmp_path))

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -27,14 +26,11 @@ from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate, update_policy
 from geo_sokoban_pipeline.trajectories.types import Trajectory
-from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions, GeometryTinyOptions, TrainOptions
+from task_options import GeometryTinyOptions, conf_options
 from training.four_ranks import FourRanks, megatron_of
 from training.setup import SPLITTABLE, copied, settings, shaken
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
-
-ROOT = Path(__file__).parents[2]
-TASKS = {"sokoban": TrainOptions, "geo3k": Geo3kTrainOptions, "geo3k_multi_turn": Geo3kMultiTurnTrainOptions}
 LAYOUTS = ("four shards", "tensor 2, sequence", "tensor 2 x data 2")
 CHANGES = {
     "grpo.advantage": "dr_grpo",
@@ -90,9 +86,7 @@ def stored(
     """Factory of runs; an untrained policy never earns a reward, so its episodes get advantages of their own."""
 
     def play(task: str) -> StoredRun:
-        text = (ROOT / f"conf/base/parameters/train_{task}.yml").read_text(encoding="utf-8")
-        values = {**yaml.safe_load(text)[f"train_{task}"], "processes": 1}
-        options = settings(TASKS[task].model_validate(values), CHANGES | {"grpo.loss": LOSSES[task]}, TASKS[task])
+        options = settings(conf_options(task), CHANGES | {"grpo.loss": LOSSES[task]})
         tiny = GeometryTinyOptions.model_validate(SPLITTABLE)
         policy = splittable if task == "sokoban" else shaken(build_tiny_policy(tiny, seed=0))
         rows = sokoban_rows(6, max_solution=3) if task == "sokoban" else geometry_rows(6, task)
@@ -118,7 +112,7 @@ def stored(
     return play
 
 
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", LOSSES)
 def test_updates_are_those_of_one_process(four_ranks: FourRanks, stored: Any, task: str) -> None:
     run: StoredRun = stored(task)
     temperature = run.options.rollout.sampling.temperature

@@ -231,9 +231,7 @@ def test_ranks_a_rollout_worker_and_a_server_on_two_nodes_take_turns_though_the_
 
 def test_a_cluster_of_the_runs_own_ends_with_it_and_others_live_on(ray_cluster: RayCluster, tmp_path: Path) -> None:
     own = params(SHAPE, {"placement": "ray"})
-    process = kedro_command(*own, data_root=tmp_path, **kill_at(f"{Event.SFT_STEP}:*", 2))
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL, output[-3000:]
+    finish(kedro_command(*own, data_root=tmp_path, **kill_at(f"{Event.SFT_STEP}:*", 2)), -signal.SIGKILL)
     # They have inherited the data root from the driver.
     wait_until(lambda: processes_with(f"GEO_SOKOBAN_DATA_ROOT={tmp_path}") == [], "processes of its cluster are left")
     assert all(node.poll() is None for node in ray_cluster.nodes)

@@ -47,9 +47,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float
 
 def test_killed_at_named_points(uninterrupted: tuple[Path, float], tmp_path: Path) -> None:
     for point, arrival in POINTS:
-        process = kedro_command(*COMMAND, data_root=tmp_path, **kill_at(point, arrival))
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
+        finish(kedro_command(*COMMAND, data_root=tmp_path, **kill_at(point, arrival)), -signal.SIGKILL)
     Project(tmp_path).succeed(*COMMAND)
     root, _ = uninterrupted
     for name in LEVEL_FILES:
