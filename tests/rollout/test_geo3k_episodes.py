@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules, SamplingOptions
-from geo_sokoban_pipeline.envs.geo3k.env import build_env
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
-from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from geo_sokoban_pipeline.training.backends.torch import TorchBackend
-from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
+from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories, trajectories_to_table
-from task_options import EnvOptions, RewardOptions
+from option_fields import with_value
+from task_options import EnvOptions, RewardOptions, conf_options
 
 TURNS = 3
-STEPS = 80
 Rows = list[dict[str, Any]]
 
 
@@ -51,35 +43,14 @@ def rows(geometry_rows: Any) -> Rows:
     return geometry_rows(6, "geo3k_multi_turn")
 
 
-def response(answer: str) -> str:
-    call = f'<tool_call>{{"name": "calc_score", "arguments": {{"answer": "{answer}"}}}}</tool_call>'
-    return f"{call}\\boxed{{{answer}}}"
-
-
-def demonstrate(policy: Policy, rows: Rows, generator: random.Random) -> TrainSample:
-    """An episode of answers drawn from those of all rows."""
-    row = generator.choice(rows)
-    episode = Episode(0, EpisodeRequest("d", row, 0, 0, 0), policy, settings(max_tokens_per_turn=None))
-    episode.start(build_env)
-    while episode.is_pending:
-        ids = np.append(
-            policy.codec.encode_text(response(generator.choice(rows)["answer"])), np.int32(policy.codec.end_id)
-        )
-        episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
-    assert episode.error is None
-    return build_sample(episode.snapshot(), policy)
-
-
 @pytest.fixture(scope="module")
-def caller(tiny_policy: Policy, rows: Rows) -> Iterator[Policy]:
+def caller(tiny_policy: Policy, rows: Rows) -> Policy:
     """The tiny policy after it has learnt by imitation what a call looks like, and no more."""
     policy = copy.deepcopy(tiny_policy)
-    trainer = TorchBackend(policy, OptimizerOptions(learning_rate=4e-3, clip=1.0))
-    generator = random.Random(0)
-    for _ in range(STEPS):
-        trainer.step([demonstrate(policy, rows, generator) for _ in range(8)], SftObjective(), 4e-3)
-    trainer.close()
-    yield policy
+    warm = {"steps": 80, "episodes_per_step": 8, "learning_rate": 0.004, "warmup_steps": 0, "play_every": 0}
+    changes = {f"warm_start.{name}": value for name, value in warm.items()}
+    run_sft(policy, rows, rows, with_value(conf_options("geo3k_multi_turn"), changes), seed=0)
+    return policy
 
 
 def play(policy: Policy, rows: Rows, chosen: RolloutSettings, samples: int = 4) -> list[Trajectory]:
