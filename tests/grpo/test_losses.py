@@ -165,23 +165,19 @@ def test_bounds_belong_to_what_is_kept(gap, kept):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "clipped"),
+    ("name", "options", "metric", "clipped"),
     [
-        ("ppo", DAPO, [1, 0, 0, 0, 1]),
-        ("gspo", {}, [1, 1, 1, 0, 0]),
-        ("cispo", {"low": 0.6, "high": 2.0}, [0, 0, 0, 1, 1]),
-        ("gmpo", {}, [1, 0, 0, 0, 1]),
+        ("ppo", DAPO, "pg_clipfrac", [1, 0, 0, 0, 1]),
+        ("ppo", DUAL, "dual_clipfrac", [0, 0, 0, 1, 0]),
+        ("gspo", {}, "pg_clipfrac", [1, 1, 1, 0, 0]),
+        ("cispo", {"low": 0.6, "high": 2.0}, "pg_clipfrac", [0, 0, 0, 1, 1]),
+        ("gmpo", {}, "pg_clipfrac", [1, 0, 0, 0, 1]),
     ],
 )
-def test_clipped_tokens_are_counted(name, options, clipped):
+def test_clipped_tokens_are_counted(name, options, metric, clipped):
     _, metrics = terms_of(name, batch_of(), **options)
-    assert metrics["pg_clipfrac"][MASK].tolist() == clipped
-    assert not metrics["pg_clipfrac"][~MASK].any()
-
-
-def test_the_dual_clip_is_counted():
-    _, metrics = terms_of("ppo", batch_of(), **DUAL)
-    assert metrics["dual_clipfrac"][MASK].tolist() == [0, 0, 0, 1, 0]
+    assert metrics[metric][MASK].tolist() == clipped
+    assert not metrics[metric][~MASK].any()
 
 
 # Every loss with the options under which its equation is compared.

@@ -150,14 +150,17 @@ def one_per_response(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
 
 
 def make_settings(
-    env: dict[str, Any] | None = None, reward: str = "one_per_response", **rollout: Any
+    env: dict[str, Any] | None = None,
+    reward: str = "one_per_response",
+    factory: str = f"{__name__}.build_env",
+    **rollout: Any,
 ) -> RolloutSettings:
     """Settings over the stand-ins; the separator is off, so that an observation costs 8 tokens more than its text."""
-    rules = RolloutRules(turn_separator=False, **rollout.pop("rules", {}))
+    rules = RolloutRules(**{"turn_separator": False, **rollout.pop("rules", {})})
     options = RolloutOptions(**{"max_tokens_per_turn": None, "max_failed_share": 1.0, "rules": rules} | rollout)
     function = reward if "." in reward else f"{__name__}.{reward}"
     return RolloutSettings(
-        EnvOptions(factory=f"{__name__}.build_env", args=env or {}),
+        EnvOptions(factory=factory, args=env or {}),
         RewardOptions(function=function),
         options,
         SamplingOptions(),

@@ -100,9 +100,7 @@ def test_budgets(limits, status, mask, asked):
 
 
 def test_the_separator_belongs_to_the_observation():
-    settings = make_settings({"ends_after": 2})
-    rollout = settings.rollout.model_copy(update={"rules": RolloutRules()})
-    settings = type(settings)(**{**vars(settings), "rollout": rollout})
+    settings = make_settings({"ends_after": 2}, rules={"turn_separator": True})
     (episode,), _ = play_scripted([FOUR, THREE], settings)
     assert mask_of(episode) == "1×4 0×11 1×3"
     assert episode.response == "abcd\n<user>ok<>efg"

@@ -71,8 +71,7 @@ def _ended() -> Any:
 
 def play(hangs: str, limit: float | None = LIMIT) -> Any:
     """Two episodes, of which the first hangs."""
-    settings = make_settings(max_turns=3, env_timeout=limit)
-    object.__setattr__(settings.env, "factory", f"{__name__}.build_env")
+    settings = make_settings(max_turns=3, env_timeout=limit, factory=f"{__name__}.build_env")
     episodes, _ = play_scripted({0: [FIVE] * 3, 1: [FIVE] * 3}, settings, [{"hangs": hangs}, {"hangs": ""}])
     return episodes
 

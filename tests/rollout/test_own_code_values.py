@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
 
 from rollout.scripted import make_settings, play_scripted
-from task_options import EnvOptions
 
 STOP = ("go", "stop")
 
@@ -140,7 +138,7 @@ def test_environments_that_return_something_else_get_a_sentence(tmp_path, parts,
     file = tmp_path / "world.py"
     reward = "def reward(outcome, args): return outcome.metrics['success']\n"
     file.write_text(SETUP.format(**WHOLE | parts) + reward)
-    settings = replace(make_settings(reward=f"{file}:reward"), env=EnvOptions(factory=str(file)))
+    settings = make_settings(factory=str(file), reward=f"{file}:reward")
     (episode,), _ = play_scripted([STOP], settings)
     source = "final_metrics of the environment" if "metrics" in parts else f"env.factory={file}"
     assert episode.error == (f"ValueError: {source}: {said}" if said else None)

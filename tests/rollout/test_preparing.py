@@ -8,10 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import BatchEngine, CharacterPolicy, ScriptedEngine, TalkEnv, make_settings, play_scripted
-from task_options import EnvOptions, RewardOptions
 
 events: list[tuple[str, ...]] = []
 
@@ -60,9 +59,7 @@ def build_env(sample, args):
 
 
 def play(engine, *setups, factory="build_env", reward=f"{__name__}.slow_reward"):
-    base = make_settings()
-    env = EnvOptions(factory=f"{__name__}.{factory}")
-    settings = RolloutSettings(env, RewardOptions(function=reward), base.rollout, base.sampling, 0, "slow")
+    settings = make_settings(factory=f"{__name__}.{factory}", reward=reward)
     tasks = [EpisodeRequest(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
     events.clear()
     return rollout(engine, CharacterPolicy(), tasks, settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from builders import CONTEXT
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
 from geo_sokoban_pipeline.grpo.scoring import EpisodeScore, apply_scores, assistant_turns, score_groups
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories, trajectories_to_table
@@ -48,11 +46,7 @@ def lengths(outcome: Any, args: dict[str, Any]) -> dict[str, Any]:
 
 def play_group(states: list[list[Any]], responses: list[list[Response]]) -> list[Trajectory]:
     """One group, an episode for each list of states."""
-    settings = replace(
-        make_settings(),
-        env=EnvOptions(factory=f"{__file__}:build_env"),
-        reward=RewardOptions(function=f"{__file__}:lengths"),
-    )
+    settings = make_settings(factory=f"{__name__}.build_env", reward=f"{__name__}.lengths")
     episodes, _ = play_scripted(dict(enumerate(responses)), settings, [{"states": one} for one in states])
     assert [episode.error for episode in episodes] == [None] * len(states)
     return episodes
