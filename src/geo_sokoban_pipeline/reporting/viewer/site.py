@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 import numpy as np
 import orjson
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -67,7 +68,7 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
         raise NothingToBrowseError(f"{', '.join(run.name for run in runs) or 'no run'}: no episodes are stored.")
     shown = choose_pages(index, pages)
     images = _Images(folder)
-    chunk, place, pads = _write_episodes(folder, runs, shown, images)
+    chunk, place, pads, tokens = _write_episodes(folder, runs, shown, images)
     images.close()
     clusters = {name: cluster for run in runs for name, cluster in run.clusters.items()}
     columns = list_columns(index) | score_columns(runs)
@@ -88,9 +89,7 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
         "tasks": {name: _describe_task(name, index) for name in index["task"].unique().to_pylist()},
     }
     _write_script(folder, "site", site)
-    starts = np.cumsum([0, *(run.index.num_rows for run in runs)]).tolist()
-    tables = {run.name: count_tokens(run, start) for run, start in zip(runs, starts, strict=False)}
-    _write_script(folder, "tokens", tables)
+    _write_script(folder, "tokens", tokens)
     (folder / "assets").mkdir()
     for asset in resources.files(__package__).joinpath("assets").iterdir():
         with resources.as_file(asset) as path:
@@ -227,28 +226,36 @@ def _slice(column: Any, start: int, end: int) -> dict[str, Any]:
 
 def _write_episodes(
     folder: Path, runs: Sequence[BrowsedRun], shown: np.ndarray, images: _Images
-) -> tuple[np.ndarray, np.ndarray, list[int | None]]:
-    """Write the chosen episodes.
+) -> tuple[np.ndarray, np.ndarray, list[int | None], dict[str, Any]]:
+    """Write the chosen episodes, and count the tokens of all.
 
     Returns:
-        Script and place of each row's, −1 for none; each run's id of image pads.
+        Script and place of each row's page, −1 for none; each run's id of image pads; the tables of tokens by run.
     """
     chunks, places = np.full(len(shown), -1, np.int32), np.full(len(shown), -1, np.int32)
     pads: list[int | None] = []
+    tables: dict[str, Any] = {}
     number, start = 0, 0
-    with track("writing episodes", int(shown.sum()), keep=False) as progress:
+    with track("writing episodes", len(shown), keep=False) as progress:
         for run in runs:
             pads.append(None)
-            chunk = _Chunk(run.token_texts)
-            chosen = np.flatnonzero(shown[start : start + run.index.num_rows])
-            for partition, rows in _by_partition(run.index, chosen):
-                table = read_trajectories(run.folder / f"{partition}.parquet")
-                pads[-1] = read_context(table.schema).image_pad_id
-                episodes = table_to_trajectories(table.take(run.index["row"].to_numpy()[rows]))
-                for row, episode in zip(rows.tolist(), episodes, strict=True):
-                    chunks[start + row], places[start + row] = number, len(chunk.episodes)
-                    scores = run.scored.get(episode.trajectory_id)
-                    chunk.add(episode, images, scores, run.mapped.get(episode.trajectory_id, ()))
+            chunk, counts = _Chunk(run.token_texts), _TokenTable()
+            for partition, rows in _by_partition(run.index):
+                chosen = np.flatnonzero(shown[start + rows])
+                path = run.folder / f"{partition}.parquet"
+                stored = read_trajectories(path, None if len(chosen) else _COUNTED)
+                table = stored.take(run.index["row"].to_numpy()[rows])
+                tokens = measure_tokens(table, run.scored)
+                gaps = np.split(tokens["gap"].to_numpy(), np.searchsorted(tokens["episode"], range(1, len(rows))))
+                counts.add(tokens.assign(row=start + rows[tokens["episode"]]))
+                episodes: list[Trajectory] = []
+                if len(chosen):
+                    pads[-1] = read_context(table.schema).image_pad_id
+                    episodes = table_to_trajectories(table.take(chosen))
+                for place, episode in zip(chosen, episodes, strict=True):
+                    row, name = start + rows[place], episode.trajectory_id
+                    chunks[row], places[row] = number, len(chunk.episodes)
+                    chunk.add(episode, images, gaps[place], run.scored.get(name), run.mapped.get(name, ()))
                     if chunk.size > EPISODES_BYTES:
                         chunk.write(folder, number)
                         chunk, number = _Chunk(run.token_texts), number + 1
@@ -256,17 +263,18 @@ def _write_episodes(
             if chunk.episodes:
                 chunk.write(folder, number)
                 number += 1
+            sampled = int((run.index["response_tokens"].to_numpy() > 0).sum())
+            tables[run.name] = counts.describe(run.token_texts) | {"thinned": sampled - counts.episodes}
             start += run.index.num_rows
-    return chunks, places, pads
+    return chunks, places, pads, tables
 
 
-def _by_partition(index: pa.Table, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Partition and rows of the index, in its order."""
+def _by_partition(index: pa.Table) -> Iterator[tuple[str, np.ndarray]]:
+    """Partitions of the index, in its order, with their rows."""
     encoded = one_array(index, "partition").dictionary_encode()
-    names, of_row = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()[rows]
-    for place, name in enumerate(names):
-        if len(found := rows[of_row == place]):
-            yield name, found
+    of_row = encoded.indices.to_numpy()
+    for place, name in enumerate(encoded.dictionary.to_pylist()):
+        yield name, np.flatnonzero(of_row == place)
 
 
 @dataclass
@@ -287,12 +295,14 @@ class _Chunk:
         self,
         episode: Trajectory,
         images: _Images,
+        gaps: np.ndarray,
         scores: Sequence[Mapping[str, Any]] | None,
         maps: Sequence[Mapping[str, Any]],
     ) -> None:
         """Add an episode.
 
         Args:
+            gaps: of its sampled tokens, NaN where they are not known.
             scores: rows of `token_scores` of it; None: it was not scored.
             maps: rows of `occlusion` of it.
         """
@@ -311,7 +321,7 @@ class _Chunk:
                     for turn, (start, stop) in zip(episode.turns, pairwise(cuts), strict=True)
                 ],
                 "mask": _runs(sampled),
-                **_channels(episode, sampled, scores),
+                **_channels(episode, sampled, gaps),
                 "scores": scores and _describe_scores(scores, sampled),
                 "maps": _describe_maps(maps, episode.images),
                 "label": episode.label,
@@ -374,30 +384,16 @@ def _shorten(ids: np.ndarray) -> list[int]:
     return found
 
 
-def _channels(episode: Trajectory, sampled: np.ndarray, scores: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+def _channels(episode: Trajectory, sampled: np.ndarray, gaps: np.ndarray) -> dict[str, Any]:
     """Log-probs of the sampled tokens, and how much those of trainer and reference policy differ from the engine's."""
     own, ref = episode.rollout_log_probs[sampled].astype(np.float64), episode.ref_log_probs
-    gaps = _find_gaps(episode, own, sampled, scores)
+    known = len(gaps) > 0 and not np.isnan(gaps).any()
     return {
         "log_probs": np.round(own, 4),
-        "gaps": None if gaps is None else np.round(gaps, 9),
-        "widest": None if gaps is None or not len(gaps) else int(sampled[np.argmax(np.abs(gaps))]),
+        "gaps": np.round(gaps, 9) if known else None,
+        "widest": int(sampled[np.argmax(np.abs(gaps))]) if known else None,
         "ref_gaps": None if ref is None else np.round(ref[sampled] - own, 4),
     }
-
-
-def _find_gaps(
-    episode: Trajectory, own: np.ndarray, sampled: np.ndarray, scores: Sequence[Mapping[str, Any]] | None
-) -> np.ndarray | None:
-    """(sampled,) float64 log-probs of the trainer minus `own` of the engine; None: the trainer's are not known.
-
-    They are the stored `old_log_probs`, or scores under the very weights that sampled the episode.
-    """
-    if episode.old_log_probs is not None:
-        return np.asarray(episode.old_log_probs[sampled].astype(np.float64) - own)
-    if scores and _are_of(scores, sampled) and _sampled_by(episode.weight_spans, scores):
-        return np.array([score["log_prob"] for score in scores]) - own
-    return None
 
 
 def _describe_scores(scores: Sequence[Mapping[str, Any]], sampled: np.ndarray) -> dict[str, Any] | None:
@@ -420,16 +416,6 @@ def _are_of(scores: Sequence[Mapping[str, Any]], sampled: np.ndarray) -> bool:
     return [row["position"] for row in scores] == sampled.tolist()
 
 
-def _sampled_by(spans: Sequence[Any], scores: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether scores are under the very weights that sampled an episode.
-
-    Args:
-        spans: its `weight_spans`, as tuples or as stored.
-    """
-    versions = {span["version"] if isinstance(span, Mapping) else span[0] for span in spans}
-    return versions == {scores[0]["scored_version"]}
-
-
 def _describe_maps(maps: Sequence[Mapping[str, Any]], images: Sequence[bytes]) -> dict[str, Any] | None:
     """Occlusion maps of an episode by the place of the image: its size, the tokens whose log-probs were compared, and
     of each part its rectangle, what it shows, and by how much it makes each of these tokens likelier; None: no map.
@@ -447,103 +433,81 @@ def _describe_maps(maps: Sequence[Mapping[str, Any]], images: Sequence[bytes]) -
 # The page of tokens: each token's numbers over all of its places, and where its widest gap is.
 
 
-def count_tokens(run: BrowsedRun, first: int = 0) -> dict[str, Any]:
-    """Numbers of each sampled token over all episodes of a run, with or without a page, those with most places first.
+def measure_tokens(table: pa.Table, scored: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
+    """The sampled tokens of episodes, in their order.
+
+    Gaps are those of the stored `old_log_probs`, or of scores under the very weights that sampled the episode.
 
     Args:
-        first: row of the list of the run's first episode.
+        table: at least the columns `_COUNTED` of the episodes.
+        scored: rows of scores by trajectory id.
 
     Returns:
-        Columns with a value per token: `id`, `text` (the id without a tokenizer), `count`, `scored`, the mean of each
-        measure, `widest` gap and its place `at`, (row of the list, position); of equal gaps the first one.
-        `episodes`: how many have sampled tokens. `thinned`: how many have some that were not kept.
+        `episode` (its place in the table), `id`, `position`, and each measure, NaN where it is not known.
     """
-    table = _TokenTable()
-    every = np.arange(run.index.num_rows)
-    with track("counting tokens", len(every), keep=False) as progress:
-        for partition, rows in _by_partition(run.index, every):
-            stored = read_trajectories(run.folder / f"{partition}.parquet", _COUNTED)
-            table.add(first + rows, stored.take(run.index["row"].to_numpy()[rows]), run.scored)
-            progress.advance(len(rows))
-    return table.describe(run.token_texts) | {
-        "episodes": table.episodes,
-        "thinned": int((run.index["response_tokens"].to_numpy() > 0).sum()) - table.episodes,
-    }
+    mask, engine = Ragged.of(one_array(table, "loss_mask")), Ragged.of(one_array(table, "rollout_log_probs"))
+    places = np.flatnonzero(mask.values)
+    episode = np.searchsorted(mask.offsets, places, side="right") - 1
+    positions = places - mask.offsets[episode]
+    values = np.full((len(_MEASURES), len(places)), np.nan)
+    values[0] = engine.values[places]
+    values[1] = find_gaps(one_array(table, "old_log_probs"), engine, places, episode)
+    for number, name in enumerate(table["trajectory_id"].to_pylist() if scored else ()):
+        own = slice(*np.searchsorted(episode, [number, number + 1]))
+        if (scores := scored.get(name)) and _are_of(scores, positions[own]):
+            values[2:, own] = [[score[measure] for score in scores] for measure in _MEASURES[2:]]
+            versions = {span["version"] for span in table["weight_spans"][number].as_py()}
+            if versions == {scores[0]["scored_version"]} and np.isnan(values[1, own]).all():
+                values[1, own] = [score["log_prob"] for score in scores] - values[0, own]
+    ids = Ragged.of(one_array(table, "token_ids")).values[places]
+    return pd.DataFrame(values.T, columns=_MEASURES).assign(episode=episode, id=ids, position=positions)
 
 
 @dataclass
 class _TokenTable:
-    """Sums over the sampled tokens of a run by token id.
+    """Numbers of each sampled token over all episodes of a run, with or without a page.
 
     Attributes:
-        sums: (2, measures, ids): how often each measure is known, and its sum; the first one always is.
-        widest: (3, ids): the widest gap, NaN where none is known, row and position.
+        sums: by token id, of each measure where it is known; of gaps, of their sizes.
+        counts: by token id, how often each measure is known; log-probs always are.
+        widest: of each token id the token with the widest gap; of equal gaps the first one.
         episodes: those with a sampled token.
     """
 
-    sums: np.ndarray = field(default_factory=lambda: np.zeros((2, len(_MEASURES), 0)))
-    widest: np.ndarray = field(default_factory=lambda: np.zeros((3, 0)))
+    sums: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=_MEASURES, dtype=float))
+    counts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=_MEASURES, dtype=float))
+    widest: pd.DataFrame = field(default_factory=pd.DataFrame)
     episodes: int = 0
 
-    def add(self, rows: np.ndarray, table: pa.Table, scored: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Count the sampled tokens of episodes; of several gaps that are equally wide the first one is kept.
-
-        Args:
-            rows: of the list, one per episode.
-            table: the columns `_COUNTED` of the episodes.
-            scored: rows of scores by trajectory id.
-        """
-        mask, engine = Ragged.of(one_array(table, "loss_mask")), Ragged.of(one_array(table, "rollout_log_probs"))
-        places = np.flatnonzero(mask.values)
-        episode = np.searchsorted(mask.offsets, places, side="right") - 1
-        ids = Ragged.of(one_array(table, "token_ids")).values[places]
-        positions = places - mask.offsets[episode]
-        values = np.full((len(_MEASURES), len(places)), np.nan)
-        values[0] = engine.values[places]
-        values[1] = find_gaps(one_array(table, "old_log_probs"), engine, places, episode)
-        for number, name in enumerate(table["trajectory_id"].to_pylist() if scored else ()):
-            own = slice(*np.searchsorted(episode, [number, number + 1]))
-            if (scores := scored.get(name)) and _are_of(scores, positions[own]):
-                values[2:, own] = [[score[measure] for score in scores] for measure in _MEASURES[2:]]
-                if _sampled_by(table["weight_spans"][number].as_py(), scores) and np.isnan(values[1, own]).all():
-                    values[1, own] = [score["log_prob"] for score in scores] - values[0, own]
-        self.episodes += len(np.unique(episode))
-        self._widen(int(ids.max(initial=-1)) + 1)
-        self._keep_widest(ids, values[1], rows[episode], positions)
-        values[1] = np.abs(values[1])
-        known = ~np.isnan(values)
-        for measure, (one, filled) in enumerate(zip(known, np.where(known, values, 0.0), strict=True)):
-            self.sums[0, measure] += np.bincount(ids, one, self.sums.shape[2])
-            self.sums[1, measure] += np.bincount(ids, filled, self.sums.shape[2])
-
-    def _widen(self, size: int) -> None:
-        if (more := size - self.sums.shape[2]) > 0:
-            self.sums = np.pad(self.sums, ((0, 0), (0, 0), (0, more)))
-            self.widest = np.pad(self.widest, ((0, 0), (0, more)), constant_values=np.nan)
-
-    def _keep_widest(self, ids: np.ndarray, gaps: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> None:
-        known = np.flatnonzero(~np.isnan(gaps))
-        order = known[np.lexsort((-np.abs(gaps[known]), ids[known]))]
-        tokens, first = np.unique(ids[order], return_index=True)
-        found = np.stack([gaps[order[first]], rows[order[first]], positions[order[first]]])
-        wider = ~(np.abs(found[0]) <= np.abs(self.widest[0, tokens]))
-        self.widest[:, tokens[wider]] = found[:, wider]
+    def add(self, tokens: pd.DataFrame) -> None:
+        """Count the sampled tokens of episodes, with their rows of the list."""
+        measured = tokens.assign(gap=tokens["gap"].abs()).groupby("id")[[*_MEASURES]]
+        self.sums = self.sums.add(measured.sum(), fill_value=0.0)
+        self.counts = self.counts.add(measured.count(), fill_value=0.0)
+        known = pd.concat([self.widest, tokens.dropna(subset="gap")])
+        self.widest = known.iloc[np.argsort(-known["gap"].abs(), kind="stable")].drop_duplicates("id")
+        self.episodes += tokens["row"].nunique()
 
     def describe(self, texts: TokenTexts | None) -> dict[str, Any]:
-        """Columns with a value per token; without texts the page shows ids."""
-        sampled = np.flatnonzero(self.sums[0, 0])
-        ids = sampled[np.argsort(-self.sums[0, 0, sampled], kind="stable")]
-        counts, sums = self.sums[:, :, ids]
-        means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0).tolist()
-        gaps = self.widest[:, ids].T.tolist()
+        """Columns with a value per token, those with most places first; without texts the page shows ids.
+
+        Returns:
+            `id`, `text`, `count`, `scored`, the mean of each measure, `widest` gap and its place `at`, (row of the
+            list, position). `episodes`: how many have sampled tokens.
+        """
+        counts = self.counts.sort_index().sort_values("log_prob", ascending=False, kind="stable")
+        means, ids = self.sums.loc[counts.index] / counts, counts.index.astype(int).tolist()
+        widest = self.widest.set_index("id").reindex(ids)
+        places = zip(widest["row"].tolist(), widest["position"].tolist(), strict=True)
         return {
             "id": ids,
-            "text": texts(ids.tolist()) if texts else [str(token) for token in ids],
-            "count": counts[0].astype(np.int64),
-            "scored": counts[2].astype(np.int64),
-            **{name: [_round(mean) for mean in column] for name, column in zip(_MEASURES, means, strict=True)},
-            "widest": [_round(gap) for gap, _, _ in gaps],
-            "at": [None if np.isnan(gap) else (int(row), int(position)) for gap, row, position in gaps],
+            "text": texts(ids) if texts else [str(token) for token in ids],
+            "count": counts["log_prob"].astype(int).tolist(),
+            "scored": counts["entropy"].astype(int).tolist(),
+            **{name: [_round(mean) for mean in means[name].tolist()] for name in _MEASURES},
+            "widest": [_round(gap) for gap in widest["gap"].tolist()],
+            "at": [None if np.isnan(row) else (int(row), int(position)) for row, position in places],
+            "episodes": self.episodes,
         }
 
 
