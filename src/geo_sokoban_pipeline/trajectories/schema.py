@@ -18,7 +18,12 @@ from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.storage import Rewind, Thin
 from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS
 from geo_sokoban_pipeline.trajectories.thinning import Thinning, read_thinning
-from geo_sokoban_pipeline.trajectories.validation import Exemptions, TrajectoryError, check_episodes
+from geo_sokoban_pipeline.trajectories.validation import (
+    TrajectoryError,
+    check_episodes,
+    check_group_advantages,
+    check_image_pads,
+)
 
 SCHEMA_VERSION = "2"
 _NO_ZEROS = "zero_on_equal_groups"
@@ -234,9 +239,15 @@ def validate_trajectories(table: pa.Table) -> None:
     validate_schema(table.schema)
     context = read_context(table.schema)
     thinning = read_thinning(table.schema) or Thinning()
-    no_zeros = thinning.episodes > 1 or not context.zero_on_equal_groups
-    rules = Exemptions(no_tokens=not thinning.tokens, no_zeros=no_zeros)
-    check_episodes(table, _NULLABLE, image_pad_id=context.image_pad_id, merge_size=context.merge_size, exemptions=rules)
+    # Without tokens there are no image pads; groups are not whole, or the estimator does not promise zeros.
+    exempt = {
+        check_image_pads: not thinning.tokens,
+        check_group_advantages: thinning.episodes > 1 or not context.zero_on_equal_groups,
+    }
+    left_out = [check for check, is_exempt in exempt.items() if is_exempt]
+    check_episodes(
+        table, _NULLABLE, image_pad_id=context.image_pad_id, merge_size=context.merge_size, left_out=left_out
+    )
 
 
 class TrajectoryContract:

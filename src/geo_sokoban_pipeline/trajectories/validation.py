@@ -7,16 +7,15 @@ array always leads back to its row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Set
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from geo_sokoban_pipeline.trajectories.arrow import (
+    NAMED_COLUMNS,
     PART_COLUMNS,
     SOLVED,
     Named,
@@ -35,6 +34,7 @@ ROLES = ("system", "user", "assistant", "tool")
 LOG_PROB_SLACK = 1e-6  # float32: the log-prob of a saturated token may come out just above 0
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CREDIT_TOLERANCE = 1e-6
+Check: TypeAlias = "Callable[[EpisodeTable], None]"
 
 
 class TrajectoryError(ValueError):
@@ -52,21 +52,8 @@ class TrajectoryError(ValueError):
         self.column, self.trajectory_id, self.value = column, trajectory_id, value
 
 
-@dataclass(frozen=True)
-class Exemptions:
-    """Rules that thinned episodes need not keep.
-
-    Attributes:
-        no_tokens: there are no tokens, so no image pads.
-        no_zeros: equal rewards may have advantages: groups are not complete, or the estimator does not promise it.
-    """
-
-    no_tokens: bool = False
-    no_zeros: bool = False
-
-
 def check_episodes(
-    table: pa.Table, nullable: Set[str], *, image_pad_id: int, merge_size: int, exemptions: Exemptions = Exemptions()
+    table: pa.Table, nullable: Set[str], *, image_pad_id: int, merge_size: int, left_out: Collection[Check] = ()
 ) -> None:
     """Run every check on a table whose types are already known to be those of the trajectory schema.
 
@@ -74,34 +61,51 @@ def check_episodes(
         table: N episodes.
         nullable: names of the columns that may be null.
         image_pad_id, merge_size: as in the table's context.
-        exemptions: of thinned episodes.
+        left_out: rules that these episodes need not keep, such as thinned ones.
 
     Raises:
         TrajectoryError: the first broken rule.
     """
-    episodes = EpisodeTable(table, image_pad_id, merge_size)
-    check_nulls(episodes, nullable)
-    left_out: dict[Callable[[EpisodeTable], None], bool] = {
-        check_image_pads: exemptions.no_tokens,
-        check_group_advantages: exemptions.no_zeros,
-    }
+    episodes = EpisodeTable(table, nullable, image_pad_id, merge_size)
     for check in _CHECKS:
-        if not left_out.get(check):
+        if check not in left_out:
             check(episodes)
 
 
 class EpisodeTable:
-    """A table of episodes, its columns unpacked on first use.
+    """A table of episodes with its columns unpacked.
 
     Args:
         table: types as in the trajectory schema, chunked or not, image bytes dictionary-encoded or not.
+        nullable: names of the columns that may be null.
         image_pad_id, merge_size: as in the table's context.
+
+    Attributes:
+        token_ids, turns, images, grids: lists of the episodes.
+        grid_sizes: of each grid of `grids` its t, h, w.
+        responses: (turns of all rows,) bool: the assistant's.
+        loss_mask: (tokens of all rows,) int8.
+        mask_sums: (tokens + 1,) int64 number of mask-1 tokens before each flat position.
+        named: columns of named values.
+
+    Raises:
+        TrajectoryError: a field of the contract is null and must not be.
     """
 
-    def __init__(self, table: pa.Table, image_pad_id: int, merge_size: int) -> None:
+    def __init__(self, table: pa.Table, nullable: Set[str], image_pad_id: int, merge_size: int) -> None:
         self.table = table.unify_dictionaries().combine_chunks()
         self.image_pad_id, self.merge_size = image_pad_id, merge_size
-        self._named: dict[str, Named] = {}
+        check_nulls(self, nullable)  # first: unpacked columns do not tell null from empty
+        self.token_ids, self.turns = self._lists("token_ids"), self._lists("turns")
+        self.images, self.grids = self._lists("images"), self._lists("image_grid_thw")
+        self.grid_sizes = Ragged.of(self.grids.values)
+        self.responses = find_responses(self.turns)
+        self.loss_mask: np.ndarray = self._lists("loss_mask").values
+        self.mask_sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.loss_mask, dtype=np.int64)])
+        self.named = {name: Named(self.column(name)) for name in NAMED_COLUMNS}
+
+    def _lists(self, name: str) -> Ragged:
+        return Ragged.of(self.column(name))
 
     def column(self, name: str) -> pa.Array:
         """One Arrow array of a column."""
@@ -110,48 +114,6 @@ class EpisodeTable:
     def numbers(self, name: str) -> np.ndarray:
         """A top-level number column; NaN where a float is null."""
         return self.column(name).to_numpy(zero_copy_only=False)
-
-    def named(self, name: str) -> Named:
-        """A column of named values, unpacked on first use."""
-        if name not in self._named:
-            self._named[name] = Named(self.column(name))
-        return self._named[name]
-
-    @cached_property
-    def token_ids(self) -> Ragged:
-        return Ragged.of(self.column("token_ids"))
-
-    @cached_property
-    def loss_mask(self) -> np.ndarray:
-        """(tokens of all rows,) int8."""
-        return Ragged.of(self.column("loss_mask")).values
-
-    @cached_property
-    def mask_sums(self) -> np.ndarray:
-        """(tokens + 1,) int64 number of mask-1 tokens before each flat position."""
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.loss_mask, dtype=np.int64)])
-
-    @cached_property
-    def turns(self) -> Ragged:
-        return Ragged.of(self.column("turns"))
-
-    @cached_property
-    def responses(self) -> np.ndarray:
-        """(turns of all rows,) bool: the assistant's."""
-        return find_responses(self.turns)
-
-    @cached_property
-    def images(self) -> Ragged:
-        return Ragged.of(self.column("images"))
-
-    @cached_property
-    def grids(self) -> Ragged:
-        return Ragged.of(self.column("image_grid_thw"))
-
-    @cached_property
-    def grid_sizes(self) -> Ragged:
-        """Of each grid of `grids` its t, h, w."""
-        return Ragged.of(self.grids.values)
 
     def fail(self, column: str, row: int, value: Any, rule: str) -> NoReturn:
         """Raise for one row."""
@@ -273,8 +235,7 @@ def check_group_advantages(episodes: EpisodeTable) -> None:
 
 def check_named_values(episodes: EpisodeTable) -> None:
     """Reward parts, metrics and timings are finite and strictly sorted by name."""
-    for column in ("reward_parts", "metrics", "timings"):
-        named = episodes.named(column)
+    for column, named in episodes.named.items():
         items, codes = named.items, named.codes
         episodes.fail_item(~np.isfinite(named.numbers), column, items, "values are finite")
         bad = np.append(False, (codes[1:] <= codes[:-1]) & (items.rows[1:] == items.rows[:-1]))
@@ -285,7 +246,7 @@ def check_value_columns(episodes: EpisodeTable) -> None:
     """`success`, `optimal_steps` and the reward parts equal the lists' values of their name, null where there is none;
     `n_turns` counts the assistant turns.
     """
-    metrics, parts = episodes.named("metrics"), episodes.named("reward_parts")
+    metrics, parts = episodes.named["metrics"], episodes.named["reward_parts"]
     success = metrics.pick("success")
     solved = None if success is None else np.where(np.isnan(success), success, success >= SOLVED)
     _compare(episodes, "success", solved, "metrics.success >= 0.5")
@@ -445,13 +406,12 @@ def bounds(spans: Ragged, start: str, end: str) -> tuple[np.ndarray, np.ndarray]
 
 def check_generated_runs(episodes: EpisodeTable) -> None:
     """Each run of mask-1 tokens lies in one assistant turn."""
-    turns, offsets = episodes.turns, episodes.token_ids.offsets
+    turns = episodes.turns
     starts, ends = bounds(turns, "token_start", "token_end")
-    base = offsets[turns.rows]
+    base = episodes.token_ids.offsets[turns.rows]
     assistant = episodes.responses
     inside = np.where(assistant, episodes.mask_sums[base + ends] - episodes.mask_sums[base + starts], 0)
-    covered = np.bincount(turns.rows, weights=inside, minlength=len(offsets) - 1)
-    total = episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]
+    covered, total = _count_covered(episodes, turns, inside)
     episodes.fail_row(
         covered != total,
         "loss_mask",
@@ -466,15 +426,22 @@ def check_generated_runs(episodes: EpisodeTable) -> None:
     episodes.fail_item(crossing, "turns", turns, "each run of generated tokens lies in one assistant turn")
 
 
+def _count_covered(episodes: EpisodeTable, spans: Ragged, inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(rows,) generated tokens that lie in spans, of which each holds `inside` many, and all of them."""
+    offsets = episodes.token_ids.offsets
+    covered = np.bincount(spans.rows, weights=inside, minlength=len(offsets) - 1)
+    return covered, episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]
+
+
 def check_weight_spans(episodes: EpisodeTable) -> None:
     """Weight spans are in order, do not overlap, and every generated token has its weights."""
-    spans, offsets = Ragged.of(episodes.column("weight_spans")), episodes.token_ids.offsets
+    spans = Ragged.of(episodes.column("weight_spans"))
     _check_order(episodes, "weight_spans", spans, "start", "end")
     starts, ends = bounds(spans, "start", "end")
-    base = offsets[spans.rows]
-    inside = episodes.mask_sums[base + ends] - episodes.mask_sums[base + starts]
-    covered = np.bincount(spans.rows, weights=inside, minlength=len(offsets) - 1)
-    total = episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]
+    base = episodes.token_ids.offsets[spans.rows]
+    covered, total = _count_covered(
+        episodes, spans, episodes.mask_sums[base + ends] - episodes.mask_sums[base + starts]
+    )
     episodes.fail_row(
         covered != total,
         "weight_spans",
@@ -483,7 +450,7 @@ def check_weight_spans(episodes: EpisodeTable) -> None:
     )
 
 
-_CHECKS: tuple[Callable[[EpisodeTable], None], ...] = (
+_CHECKS: tuple[Check, ...] = (
     check_identity,
     check_outcome,
     check_named_values,
