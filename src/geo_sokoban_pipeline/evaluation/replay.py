@@ -19,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import orjson
 from PIL import Image
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
@@ -30,6 +29,7 @@ from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Result
 from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.trajectories.arrow import to_json
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 _FIELDS = ("task_id", "status", "error", "prompt_length", "weight_spans", "image_grid_thw", "label", "response")
@@ -172,7 +172,7 @@ def _compare_turns(stored: Sequence[Turn], replayed: Sequence[Turn]) -> Iterator
     for number, (one, other) in enumerate(zip(stored, replayed, strict=False)):
         for name in _TURN_FIELDS:
             before, now = getattr(one, name), getattr(other, name)
-            if before != now and (name != "info" or before != _as_stored(now)):
+            if before != now and (name != "info" or before != json.loads(to_json(now))):
                 yield _difference(f"turn {number}, {name}", before, now)
     if len(stored) != len(replayed):
         yield _difference("number of turns", len(stored), len(replayed))
@@ -204,14 +204,6 @@ def _first_difference(stored: np.ndarray, replayed: np.ndarray) -> str | None:
         return f"length: stored {len(stored)}, replayed {len(replayed)}"
     place = int(places[0])
     return f"token {place}: stored {stored[place]}, replayed {replayed[place]}"
-
-
-def _as_stored(info: dict[str, Any]) -> Any:
-    """An environment's info after its way through JSON."""
-    try:
-        return orjson.loads(orjson.dumps(info, option=orjson.OPT_SERIALIZE_NUMPY))
-    except TypeError:
-        return json.loads(json.dumps(info, default=lambda value: value.tolist()))
 
 
 def _shows_the_same(one: bytes, other: bytes) -> bool:

@@ -7,7 +7,7 @@ Each reader inverts its builder bit for bit. Equal image bytes are stored once p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -177,39 +177,33 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fals
 _PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
-def _to_json(value: dict[str, Any]) -> str:
+def to_json(value: dict[str, Any]) -> bytes:
+    """JSON of a turn's info as it is stored: sorted by name, numbers of NumPy as plain ones.
+
+    Raises:
+        TypeError, ValueError: a value is not JSON, NaN included.
+    """
     try:
         text = orjson.dumps(value, option=_PLAIN)
     except TypeError:  # NumPy's numbers among them, which orjson would round
-        return _encode(value)
+        return _encode(value).encode()
     # orjson writes NaN as null; the slower encoder raises, because NaN must not be stored.
-    return _encode(value) if b"null" in text else text.decode()
+    return _encode(value).encode() if b"null" in text else text
 
 
 def _to_texts(cells: Sequence[dict[str, Any]]) -> list[bytes]:
     # Turns with equal info may share one dict, which is then encoded once. A dict has no hash; `cells` keeps all of
     # them alive, so their ids are unique.
     different = {id(cell): cell for cell in cells if cell}
-    texts = dict(zip(different, _to_jsons(different.values()), strict=True))
+    texts = {name: to_json(cell) for name, cell in different.items()}
     return [texts[id(cell)] if cell else b"{}" for cell in cells]
-
-
-def _to_jsons(cells: Collection[dict[str, Any]]) -> list[bytes]:
-    try:
-        texts = [orjson.dumps(cell, option=_PLAIN) for cell in cells]
-    except TypeError:
-        pass
-    else:
-        if b"null" not in b"".join(texts):
-            return texts
-    return [_to_json(cell).encode() for cell in cells]
 
 
 _NUMBER_COLUMNS = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs")
 _BUILDERS: dict[str, Callable[[Sequence[Any], pa.DataType], pa.Array]] = {
     **dict.fromkeys(_NUMBER_COLUMNS, _build_numbers),
     **dict.fromkeys(NAMED_COLUMNS, _build_named),
-    "sampling": lambda values, kind: pa.array([v if isinstance(v, str) else _to_json(v) for v in values], kind),
+    "sampling": lambda values, kind: pa.array([v if isinstance(v, str) else to_json(v) for v in values], kind),
     "weight_spans": _build_weight_spans,
     "turns": _build_turns,
     "images": _build_images,
