@@ -190,9 +190,8 @@ def test_a_difference_is_named_with_its_turn_and_both_sides(ender: Policy, turn:
     else:
         expected, stored = span.text, f"{span.text}, or not"
         span.text = stored
-    (error,) = check_token_parity([whole, episode], ender.codec)
-    assert (error.trajectory_id, error.turn) == ("run/g0/s0", turn)
-    assert error.problem == f"{what}: stored {stored!r}, expected {expected!r}"
+    problem = f"turn {turn}: {what}: stored {stored!r}, expected {expected!r}"
+    assert check_token_parity([whole, episode], ender.codec) == [("run/g0/s0", problem)]
 
 
 def test_each_turn_that_differs_is_an_entry(ender: Policy) -> None:
@@ -201,7 +200,9 @@ def test_each_turn_that_differs_is_an_entry(ender: Policy) -> None:
     for number in (0, 2):
         swapped.token_ids[swapped.turns[number].token_start] += 1
     swapped.turns[3].text += "!"
-    assert [error.turn for error in check_token_parity([episode, swapped], ender.codec)] == [0, 2, 3]
+    found = check_token_parity([episode, swapped], ender.codec)
+    assert [problem.partition(":")[0] for _, problem in found] == ["turn 0", "turn 2", "turn 3"]
     # Without a separator behind the response's end an episode is another one.
-    assert [e.turn for e in check_token_parity([episode], ender.codec, turn_separator=False)] == [2, 4]
+    found = check_token_parity([episode], ender.codec, turn_separator=False)
+    assert [problem.partition(":")[0] for _, problem in found] == ["turn 2", "turn 4"]
     assert np.array_equal(episode.token_ids, play_policy(ender, "You are here.").token_ids)

@@ -60,7 +60,7 @@ def test_tokens_equal_the_chat_template(run: tuple[str, Path]) -> None:
     several = [episode for episode in episodes if len(episode.turns) > 2]
     assert several
     wrong = check_token_parity(several, codec, turn_separator=rules == "slime_exact")
-    assert {error.trajectory_id for error in wrong} == {episode.trajectory_id for episode in several}
+    assert {trajectory_id for trajectory_id, _ in wrong} == {episode.trajectory_id for episode in several}
 
 
 def test_boards_are_shown_as_asked(run: tuple[str, Path]) -> None:

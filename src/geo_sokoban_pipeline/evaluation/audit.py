@@ -13,6 +13,7 @@ import logging
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from operator import methodcaller
@@ -29,7 +30,6 @@ from geo_sokoban_pipeline.envs.inspection import TABLES
 from geo_sokoban_pipeline.envs.plugins import PluginError
 from geo_sokoban_pipeline.evaluation.audit_checks import (
     Found,
-    SignalCount,
     TextCount,
     check_advantages,
     check_groups,
@@ -37,10 +37,12 @@ from geo_sokoban_pipeline.evaluation.audit_checks import (
     check_response_ends,
     check_splits,
     check_untrained,
+    count_silent,
+    describe_silent,
 )
 from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
 from geo_sokoban_pipeline.grpo.estimators import load_estimator
-from geo_sokoban_pipeline.grpo.scoring import MIXED_VERSIONS, STALE
+from geo_sokoban_pipeline.grpo.scoring import MIXED_VERSIONS, STALE, assistant_turns
 from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, own_estimators, unflatten
@@ -185,7 +187,8 @@ class _EntryAudit:
         self.found: dict[str, list[tuple[str | None, str]]] = defaultdict(list)
         names = ["contract", "parts", "token parity", "response ends", "image grids", "advantages"]
         self.checked = dict.fromkeys([*names, *(["groups"] if entry.trained else []), "replay", "texts"], 0)
-        self.signals, self.texts = SignalCount(), TextCount()
+        self.texts = TextCount()
+        self.silent = 0  # groups without a signal
         self.thinned = 0  # episodes of which retention has kept a part
         self.without_tokens = 0  # of these, the ones whose advantages follow from tokens
         self._ids: set[str] = set()
@@ -223,7 +226,7 @@ class _EntryAudit:
             "contract": [f"{self.thinned} episodes are {left_out}"] if self.thinned else [],
             "parts": [uncommitted] if self.beyond and self.entry.goes_on else [],
             "texts": self.texts.notes(),
-            "groups": self.signals.notes() if self.entry.trained else [],
+            "groups": [describe_silent(self.silent, self.checked.get("groups", 0))],
             "advantages": [
                 *([f"not computed again: {self._no_advantages}"] if self._no_advantages else []),
                 *([f"{self.without_tokens} episodes are {left_out}"] if self.without_tokens else []),
@@ -246,14 +249,13 @@ class _EntryAudit:
 
     def _check_parts(self) -> None:
         """No iteration is missing, and the parts of each one are numbered without a gap."""
-        self.checked["parts"] = len(self._iterations)
-        for name in sorted(self.committed - self._iterations.keys()):
-            self._note("parts", [(None, f"{name} is missing")])
+        found = [f"{name} is missing" for name in sorted(self.committed - self._iterations.keys())]
         for iteration, names in self._iterations.items():
             if iteration in self.beyond and not self.entry.goes_on:
-                self._note("parts", [(None, f"{iteration} lies beyond the newest checkpoint")])
+                found.append(f"{iteration} lies beyond the newest checkpoint")
             if list(names) != [f"{iteration}/part-{number:03d}" for number in range(len(names))]:
-                self._note("parts", [(None, f"{iteration} has the parts {', '.join(names)}")])
+                found.append(f"{iteration} has the parts {', '.join(names)}")
+        self._note("parts", len(self._iterations), [(None, problem) for problem in found])
 
     def _check_iteration(self, names: Sequence[str], each: int | None) -> None:
         episodes: list[Trajectory] = []
@@ -262,12 +264,12 @@ class _EntryAudit:
         for name in names:
             try:
                 table = self.entry.parts[name]()
-                self.checked["contract"] += table.num_rows
+                self._note("contract", table.num_rows)
                 validate_trajectories(table)
                 stored = table_to_trajectories(table)
                 thinning = read_thinning(table.schema) or Thinning()
             except Exception as error:  # noqa: BLE001 - every error of reading is a finding
-                self._note("contract", [(getattr(error, "trajectory_id", None), str(error))], name)
+                self._note("contract", 0, [(getattr(error, "trajectory_id", None), str(error))], name)
                 whole = False
                 continue
             self._check_episodes(name, stored, each, thinning.tokens)
@@ -275,50 +277,46 @@ class _EntryAudit:
             whole, has_tokens = whole and thinning.episodes == 1, has_tokens and thinning.tokens
             episodes += stored
             scored += stored if thinning.tokens else map(_with_stand_ins, stored, thinning.measures["response_tokens"])
-        self.texts.add(episodes)
+        self.texts.add(turn.text for episode in episodes for turn in assistant_turns(episode))
         if not whole:  # scores are of whole iterations
             return
         if not self.entry.trained:
-            self.checked["advantages"] += len(episodes)
-            self._note("advantages", check_untrained(episodes), names[0])
+            self._note("advantages", len(episodes), check_untrained(episodes), names[0])
             return
-        self.signals.add(episodes)
-        self.checked["groups"] = self.signals.groups
         grpo, rollout = self.rules.grpo, self.rules.rollout
-        self._note("groups", check_groups(episodes, grpo.group_size), names[0])
+        silent, groups = count_silent(episodes)
+        self.silent += silent
+        self._note("groups", groups, check_groups(episodes, grpo.group_size), names[0])
         if self._no_advantages is not None:
             return
         if self._needs_tokens and not has_tokens:
             self.without_tokens += len(episodes)
             return
-        self.checked["advantages"] += len(episodes)
         found = check_advantages(
             scored, grpo, self.rules.task, self.rules.reward.args, over_sampled=rollout.over_sampling > 1
         )
-        self._note("advantages", found, names[0])
+        self._note("advantages", len(episodes), found, names[0])
 
     def _check_episodes(
         self, name: str, stored: Sequence[Trajectory], each: int | None, has_tokens: bool = True
     ) -> None:
         twice = [(episode.trajectory_id, "its id occurs in another part too") for episode in stored]
-        self._note("contract", [one for one in twice if one[0] in self._ids], name)
+        self._note("contract", 0, [one for one in twice if one[0] in self._ids], name)
         self._ids |= {episode.trajectory_id for episode in stored}
         if not has_tokens:  # retention has left them out; the checks below compare tokens
             return
         chosen = stored if each is None else [stored[place] for place in spread(len(stored), each)]
-        errors = check_token_parity(chosen, self.policy.codec, turn_separator=self._separator)
-        self._note(
-            "token parity", [(error.trajectory_id, f"turn {error.turn}: {error.problem}") for error in errors], name
-        )
-        self._note("response ends", check_response_ends(chosen, self.policy.end_ids), name)
-        self._note("image grids", check_image_grids(chosen, self.policy.reader), name)
-        for check in ("token parity", "response ends", "image grids"):
-            self.checked[check] += len(chosen)
+        parity = check_token_parity(chosen, self.policy.codec, turn_separator=self._separator)
+        self._note("token parity", len(chosen), parity, name)
+        self._note("response ends", len(chosen), check_response_ends(chosen, self.policy.end_ids), name)
+        self._note("image grids", len(chosen), check_image_grids(chosen, self.policy.reader), name)
         if self.replayer is not None:
-            self._note("replay", self.replayer.differences(chosen, self.prompts), name)
-            self.checked["replay"] += len(chosen)
+            self._note("replay", len(chosen), self.replayer.differences(chosen, self.prompts), name)
 
-    def _note(self, check: str, found: Sequence[tuple[str | None, str]], part: str | None = None) -> None:
+    def _note(
+        self, check: str, checked: int, found: Sequence[tuple[str | None, str]] = (), part: str | None = None
+    ) -> None:
+        self.checked[check] += checked
         self.found[check] += [(one, problem if part is None else f"{part}: {problem}") for one, problem in found]
 
 
@@ -488,24 +486,7 @@ def judge_audit(audit: Mapping[str, Any]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ParityError:
-    """One difference between stored tokens and the template.
-
-    Attributes:
-        trajectory_id: of the episode.
-        turn: number of the turn in `turns`.
-        problem: what differs, with both sides.
-    """
-
-    trajectory_id: str
-    turn: int
-    problem: str
-
-
-def check_token_parity(
-    trajectories: Sequence[Trajectory], codec: ChatCodec, *, turn_separator: bool = True
-) -> list[ParityError]:
+def check_token_parity(episodes: Sequence[Trajectory], codec: ChatCodec, *, turn_separator: bool = True) -> Found:
     """Compare episodes with the chat template.
 
     Args:
@@ -513,10 +494,31 @@ def check_token_parity(
         turn_separator: whether the separator after a response's end token was written; `slime_exact` leaves it out.
 
     Returns:
-        One entry per turn that differs; empty where all is equal.
+        One entry per turn that differs, with both sides; empty where all is equal.
     """
+    found: Found = []
     rendered: dict[Any, list[np.ndarray]] = {}
-    return [error for episode in trajectories for error in _check_episode(episode, codec, turn_separator, rendered)]
+    for episode in episodes:
+        # The text around the responses does not depend on them, and rendering it is most of the work.
+        key = tuple(
+            None
+            if turn.role == "assistant"
+            else (turn.role, turn.text, *(episode.image_grid_thw[i] for i in turn.image_indices))
+            for turn in episode.turns
+        )
+        if key not in rendered:
+            rendered[key] = list(_expected_ids(episode, codec, turn_separator))
+        pieces = iter(rendered[key])
+        for number, turn in enumerate(episode.turns):
+            ids = episode.token_ids[turn.token_start : turn.token_end]
+            if turn.role == "assistant":
+                what, stored, expected = "response text", turn.text, codec.decode_response(ids)
+            else:
+                what, stored, expected = "ids", ids.tolist(), next(pieces).tolist()
+            if stored != expected:
+                problem = f"turn {number}: {what}: stored {stored!r}, expected {expected!r}"
+                found.append((episode.trajectory_id, problem))
+    return found
 
 
 def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
@@ -549,45 +551,14 @@ def _message(turn: Turn) -> Message:
     return {"role": turn.role, "content": content}
 
 
-def _check_episode(
-    episode: Trajectory, codec: ChatCodec, turn_separator: bool, rendered: dict[Any, list[np.ndarray]]
-) -> list[ParityError]:
-    errors: list[ParityError] = []
-    if not episode.turns:  # it failed before its prompt was encoded
-        return errors
-    # The text around the responses does not depend on them, and rendering it is most of the work.
-    key = tuple(
-        None
-        if turn.role == "assistant"
-        else (turn.role, turn.text, *(episode.image_grid_thw[i] for i in turn.image_indices))
-        for turn in episode.turns
-    )
-    if key not in rendered:
-        rendered[key] = list(_expected_ids(episode, codec, turn_separator))
-    pieces = iter(rendered[key])
-    for number, turn in enumerate(episode.turns):
-        stored = episode.token_ids[turn.token_start : turn.token_end]
-        if turn.role == "assistant":
-            expected_text = codec.decode_response(stored)
-            if expected_text != turn.text:
-                errors.append(_difference(episode, number, "response text", turn.text, expected_text))
-            continue
-        expected = next(pieces)
-        if not np.array_equal(stored, expected):
-            errors.append(_difference(episode, number, "ids", stored.tolist(), expected.tolist()))
-    return errors
-
-
 def _expected_ids(episode: Trajectory, codec: ChatCodec, turn_separator: bool) -> Iterator[np.ndarray]:
-    """Ids of each turn that is no response."""
+    """Ids of each turn that is no response; none of an episode that failed before its prompt was encoded."""
+    if not episode.turns:
+        return
     pieces = iter(rendered_pieces(episode.turns, codec))
     for number, turn in enumerate(turn for turn in episode.turns if turn.role != "assistant"):
         ids = codec.expand(codec.encode_text(next(pieces)), [episode.image_grid_thw[i] for i in turn.image_indices])
         yield ids[len(codec.separator_ids) :] if number and not turn_separator else ids
-
-
-def _difference(episode: Trajectory, turn: int, what: str, stored: object, expected: object) -> ParityError:
-    return ParityError(episode.trajectory_id, turn, f"{what}: stored {stored!r}, expected {expected!r}")
 
 
 # Audit of a run's files: only formats from an allow-list, each one opened by its reader.
@@ -622,11 +593,8 @@ def _read_json_lines(path: Path) -> None:
 
 
 def _read_database(path: Path) -> None:
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    try:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    finally:
-        connection.close()
 
 
 def _read_yaml(path: Path) -> None:

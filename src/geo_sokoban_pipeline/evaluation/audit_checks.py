@@ -148,24 +148,18 @@ def has_no_signal(rewards: Sequence[float]) -> bool:
     return is_constant(np.asarray(rewards, np.float64))
 
 
-class SignalCount:
-    """Counts the groups of training that carry no signal."""
+def count_silent(episodes: Sequence[Trajectory]) -> tuple[int, int]:
+    """How many groups of an iteration carry no signal, and how many have rewards."""
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for episode in episodes:
+        if episode.reward is not None:
+            rewards[episode.group_index].append(episode.reward)
+    return sum(map(has_no_signal, rewards.values())), len(rewards)
 
-    def __init__(self) -> None:
-        self.groups = self.silent = 0
 
-    def add(self, episodes: Sequence[Trajectory]) -> None:
-        """Count the groups of one iteration."""
-        rewards: dict[int, list[float]] = defaultdict(list)
-        for episode in episodes:
-            if episode.reward is not None:
-                rewards[episode.group_index].append(episode.reward)
-        self.groups += len(rewards)
-        self.silent += sum(map(has_no_signal, rewards.values()))
-
-    def notes(self) -> list[str]:
-        """The counts in words."""
-        return [f"{self.silent} of {plural(self.groups, 'group')} without a signal: all rewards are equal"]
+def describe_silent(silent: int, groups: int) -> str:
+    """The same in words."""
+    return f"{silent} of {plural(groups, 'group')} without a signal: all rewards are equal"
 
 
 class TextCount:
@@ -175,11 +169,7 @@ class TextCount:
         self.responses = self.repeating = 0
         self._texts: Counter[str] = Counter()
 
-    def add(self, episodes: Iterable[Trajectory]) -> None:
-        """Count the responses of episodes."""
-        self.add_texts(turn.text for episode in episodes for turn in assistant_turns(episode))
-
-    def add_texts(self, texts: Iterable[str]) -> None:
+    def add(self, texts: Iterable[str]) -> None:
         """Count responses."""
         for text in texts:
             self.responses += 1

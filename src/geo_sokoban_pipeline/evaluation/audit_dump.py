@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.evaluation.audit import AuditCheck
-from geo_sokoban_pipeline.evaluation.audit_checks import TextCount, has_no_signal
+from geo_sokoban_pipeline.evaluation.audit_checks import TextCount, describe_silent, has_no_signal
 from geo_sokoban_pipeline.formats import plural, type_name
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult, begin_reward, check_reward
 from geo_sokoban_pipeline.seeding import content_hash
@@ -229,7 +229,7 @@ def _check_groups(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
             findings.append(
                 f"step {members[0].step}, from {members[0].place}: advantages do not follow from the rewards"
             )
-    notes = [f"{silent} of {plural(scored, 'group')} without a signal: all rewards are equal"]
+    notes = [describe_silent(silent, scored)]
     if scored < len(groups):
         notes.append(f"{len(groups) - scored} of {plural(len(groups), 'group')} not looked at: a reward is missing")
     return AuditCheck("groups", split, len(groups), tuple(findings), tuple(notes))
@@ -247,7 +247,7 @@ def _follow(rewards: np.ndarray, advantages: np.ndarray) -> bool:
 
 def _count_texts(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
     counts = TextCount()
-    counts.add_texts(row.response for row in rows if row.response is not None)
+    counts.add(row.response for row in rows if row.response is not None)
     return AuditCheck("texts", split, counts.responses, notes=tuple(counts.notes()))
 
 

@@ -9,7 +9,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import Task, make_expert
 from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.envs.report import FIRST_SHUFFLED, SHUFFLED
+from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
 from geo_sokoban_pipeline.evaluation.metrics import PairedTest, Successes, paired_test
 from geo_sokoban_pipeline.evaluation.rollouts import read_finished, rollout_prompts, summary_row
 from geo_sokoban_pipeline.policies.policy import load_as
@@ -76,12 +77,12 @@ def evaluate_policies(
     summary_rows: list[dict[str, Any]] = []
     tables: dict[str, pa.Table] = {}
     task = task_of(options.task).evaluated_in(options.env.factory)
-    ablated = image_ablations(chosen, options, seed) if ablations else []
+    ablated = image_ablations(chosen, options, seed) if ablations else {}
     clusters = describe_clusters(task, chosen)
     for number, (name, folder) in enumerate(policies.items()):
-        plans = _plan_rows(name, chosen, options, ablated if number == len(policies) - 1 else [])
+        shown = {"": chosen, **(ablated if number == len(policies) - 1 else {})}
         rows, parts = _evaluate_policy(
-            run, seed, number, folder, plans, chosen, clusters["cluster_of"], options, launcher
+            run, seed, number, name, folder, shown, clusters["cluster_of"], options, launcher
         )
         summary_rows += rows
         tables |= parts
@@ -109,32 +110,21 @@ def describe_clusters(task: Task, prompts: Rows) -> dict[str, Any]:
     return {"clusters": len(set(named.values())), "cluster_of": clusters}
 
 
-@dataclass(frozen=True)
-class ImageAblation:
-    """A way to take the information out of a policy's images.
+def image_ablations(prompts: Rows, options: TrainOptions, seed: int) -> dict[str, Rows]:
+    """The ablations that the options ask for: blank images, and images of other prompts; none without images.
 
-    Attributes:
-        suffix: appended to the policy's name in the summary row.
-        blank: replace every image by a black one.
-        prompts: prompts with their replaced images.
+    Returns:
+        By the suffix of the policy's name in the summary row, the prompts to roll out.
     """
-
-    suffix: str
-    blank: bool
-    prompts: Rows
-
-
-def image_ablations(prompts: Rows, options: TrainOptions, seed: int) -> list[ImageAblation]:
-    """The ablations that the options ask for: blank images, and images of other prompts; none without images."""
     evaluation = options.evaluation
     if evaluation.image_ablations and prompts and all("images" in row and len(row["images"]) == 0 for row in prompts):
         logger.info("no evaluation with blank or shuffled images: the prompts have none")
-        return []
-    ablations = [ImageAblation("_blank", True, prompts)] if evaluation.blank_images else []
+        return {}
+    ablations = {BLANK: prompts} if evaluation.blank_images else {}
     if evaluation.shuffled_images:
         shuffled = shuffle_images(prompts, seed)
         if any(one is not other for one, other in zip(shuffled, prompts, strict=True)):
-            ablations.append(ImageAblation(SHUFFLED, False, shuffled))
+            ablations[SHUFFLED] = shuffled
         else:
             logger.info("no evaluation with shuffled images: all prompts have the same")
     return ablations
@@ -170,81 +160,63 @@ def observes_images(episode: Trajectory) -> bool:
     return any(turn.image_indices for turn in episode.turns[first:])
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """One summary row to be made: name, sampling, prompts, and whether its images are ablated."""
-
-    name: str
-    mode: str
-    sampling: SamplingOptions
-    samples: int
-    prompts: Rows
-    ablated: bool = False
-    blank: bool = False
-
-
-def _plan_rows(name: str, prompts: Rows, options: TrainOptions, ablations: Sequence[ImageAblation]) -> list[_Plan]:
-    evaluation = options.evaluation
-    modes = [("sampled", options.evaluation_sampling, evaluation.samples)]
-    if evaluation.greedy:
-        modes.append(("greedy", SamplingOptions(greedy=True), 1))
-    plans = [_Plan(name, mode, sampling, samples, prompts) for mode, sampling, samples in modes]
-    return plans + [
-        _Plan(name + ablation.suffix, mode, sampling, 1, ablation.prompts, True, ablation.blank)
-        for ablation in ablations
-        for mode, sampling, _ in modes
-    ]
-
-
 def _evaluate_policy(
     run: str,
     seed: int,
     number: int,
+    name: str,
     folder: PolicyFolder,
-    plans: Sequence[_Plan],
-    prompts: Rows,
+    shown: Mapping[str, Rows],
     clusters: Mapping[str, str],
     options: TrainOptions,
     launcher: Launcher | None,
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
-    """Summary rows of one policy, and its trajectories without ablations."""
+    """Summary rows of one policy, and its trajectories without ablations.
+
+    Args:
+        shown: prompts as they are, under the suffix "", and those of image ablations.
+    """
+    evaluation, prompts = options.evaluation, shown[""]
     policy = load_as(options.sent_policy if options.places_servers else options.policy, folder.path)
     task = task_of(options.task).evaluated_in(options.env.factory)
+    modes = {"sampled": options.evaluation_sampling}
+    if evaluation.greedy:
+        modes["greedy"] = SamplingOptions(greedy=True)
     rows, trajectories = [], []
     seeing: dict[str, Successes] = {}
     observed = False
     with closing(build_engine(policy, options.rollout, launcher)) as engine:
-        for plan in plans:
+        for (suffix, given), (mode, sampling) in product(shown.items(), modes.items()):
             engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
             episodes = rollout_prompts(
-                f"{run}/{plan.name}/{plan.mode}",
+                f"{run}/{name}{suffix}/{mode}",
                 seed,
                 options,
-                plan.prompts,
+                given,
                 policy,
                 engine,
-                sampling=plan.sampling,
-                samples=plan.samples,
+                sampling=sampling,
+                samples=evaluation.samples if suffix == "" and mode == "sampled" else 1,
                 iteration=number,
-                blank=plan.blank,
+                blank=suffix == BLANK,
             )
             records = [task.record(read_finished(task, episode, prompts[episode.group_index])) for episode in episodes]
-            row = summary_row(task, records, policy=plan.name, mode=plan.mode)
+            row = summary_row(task, records, policy=name + suffix, mode=mode)
             observed = observed or any(map(observes_images, episodes))
             found: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
             for episode, record in zip(episodes, records, strict=True):
                 found[task.key_of(prompts[episode.group_index])][episode.group_index].append(record.success)
             solved = {key: list(by_row.values()) for key, by_row in found.items()}
-            if plan.ablated:
-                row["change"] = _describe_change(paired_test(seeing[plan.mode], solved, clusters))
+            if suffix:
+                row["change"] = _describe_change(paired_test(seeing[mode], solved, clusters))
             else:
-                seeing[plan.mode] = solved
+                seeing[mode] = solved
                 trajectories += episodes
             rows.append(row)
     if observed:
         for row in rows:
-            if row["policy"] == plans[0].name + SHUFFLED:
-                row["policy"] = plans[0].name + FIRST_SHUFFLED
+            if row["policy"] == name + SHUFFLED:
+                row["policy"] = name + FIRST_SHUFFLED
     return rows, name_parts(number, trajectories, policy.table_context)
 
 
