@@ -12,6 +12,7 @@ from typing import Any
 DASH = "–"
 _NARROW_SPACE = "\u202f"  # does not break, so that a number keeps its unit
 _MINUS = "\u2212"
+PERCENT = f"{_NARROW_SPACE}%"
 
 
 def is_number(value: Any) -> bool:
@@ -29,14 +30,14 @@ def in_percent(share: float, digits: int = 1) -> str:
 
 def percent(share: float | None, digits: int = 1) -> str:
     """A share in [0, 1] as `66.3 %`."""
-    return f"{in_percent(share, digits)}{_NARROW_SPACE}%" if share is not None and is_number(share) else DASH
+    return f"{in_percent(share, digits)}{PERCENT}" if share is not None and is_number(share) else DASH
 
 
 def percent_range(low: float | None, high: float | None, digits: int = 1) -> str:
     """An interval of shares as `62.5–69.8 %`."""
     if low is None or high is None or not (is_number(low) and is_number(high)):
         return DASH
-    return f"{in_percent(low, digits)}–{in_percent(high, digits)}{_NARROW_SPACE}%"
+    return f"{in_percent(low, digits)}–{in_percent(high, digits)}{PERCENT}"
 
 
 def number(value: float | None, digits: int = 2) -> str:

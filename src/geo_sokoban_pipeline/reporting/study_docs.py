@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from geo_sokoban_pipeline.formats import DASH, in_percent, number, percent
+import numpy as np
+
+from geo_sokoban_pipeline.formats import DASH, number
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart_file
 from geo_sokoban_pipeline.reporting.study_tables import (
     MODES,
@@ -20,6 +21,7 @@ from geo_sokoban_pipeline.reporting.study_tables import (
     name_seeds,
     render_summary,
     render_tables,
+    write_rates,
 )
 from geo_sokoban_pipeline.runs.storage import to_json
 from geo_sokoban_pipeline.tasks import TASKS, task_of
@@ -119,16 +121,9 @@ def mean_curve(curves: Sequence[Points]) -> Points:
     begin, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
     if begin >= end:
         return []
-    spots = [begin + (end - begin) * step / _GRID for step in range(_GRID + 1)]
-    return [(x, fmean(_at(curve, x) for curve in curves)) for x in spots]
-
-
-def _at(curve: Points, x: float) -> float:
-    """Value of a curve at an x within its span, interpolated linearly."""
-    for (left, low), (right, high) in zip(curve, curve[1:], strict=False):
-        if x <= right:
-            return low + (x - left) / (right - left) * (high - low) if right > left else high
-    return curve[-1][1]
+    spots = np.linspace(begin, end, _GRID + 1)
+    heights = [np.interp(spots, *zip(*curve, strict=True)) for curve in curves]
+    return list(zip(spots.tolist(), np.mean(heights, axis=0).tolist(), strict=True))
 
 
 # A study in the README: one short table for the default run, one line for each other study.
@@ -180,15 +175,7 @@ def _describe_minutes(results: Results) -> str:
 
 
 def _spread(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str) -> str:
-    """Rate of one seed, or the mean of several with the lowest and the highest; a dash where one lacks it."""
-    rates = [find_rate(seed["rows"], agent, mode) for seed in seeds]
-    known = [rate for rate in rates if rate]
-    if not known or len(known) < len(rates):
-        return DASH
-    if len(known) == 1:
-        return known[0].write()
-    low, high = (in_percent(end(rate.share for rate in known)) for end in (min, max))
-    return f"{percent(mean_share(known))} ({low}–{high})"
+    return write_rates([find_rate(seed["rows"], agent, mode) for seed in seeds])
 
 
 # The files of the docs.

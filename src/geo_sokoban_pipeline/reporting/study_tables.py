@@ -15,7 +15,7 @@ from typing import Any, cast
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.metrics import wilson_interval
 from geo_sokoban_pipeline.envs.report import TaskReport
-from geo_sokoban_pipeline.formats import DASH, count, in_percent, number, percent, signed
+from geo_sokoban_pipeline.formats import DASH, PERCENT, count, in_percent, number, percent, signed
 from geo_sokoban_pipeline.tasks import task_of
 
 Results = Mapping[str, Any]
@@ -94,19 +94,19 @@ def find_share(rows: Iterable[Row], agent: str, mode: str, name: str) -> float |
     return cast("float | None", next((row.get(name) for row in _rows_of(rows, agent, mode)), None))
 
 
-def rates_by(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str, column: str) -> dict[Any, list[Rate]]:
-    """Rates by the kind of prompt, one for each seed that has the row.
+def rates_by(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str, column: str) -> dict[Any, list[Rate | None]]:
+    """Rates by the kind of prompt, one for each seed; None where it lacks the row.
 
     All seeds have the same prompts, so their episodes together are not a larger sample of prompts.
 
     Args:
         column: `by_length`, or a column of the row's `breakdowns`.
     """
-    rates: dict[Any, list[Rate]] = {}
-    for row in (row for seed in seeds for row in _rows_of(seed["rows"], agent, mode)):
+    rates: dict[Any, list[Rate | None]] = {}
+    for at, row in ((at, row) for at, seed in enumerate(seeds) for row in _rows_of(seed["rows"], agent, mode)):
         for label, solved, episodes, *ends in row.get(column, row.get("breakdowns", {}).get(column, [])):
             if episodes:
-                rates.setdefault(label, []).append(Rate(solved, episodes, *ends))
+                rates.setdefault(label, [None] * len(seeds))[at] = Rate(solved, episodes, *ends)
     return dict(sorted(rates.items()))
 
 
@@ -114,6 +114,17 @@ def mean_share(rates: Iterable[Rate | None]) -> float | None:
     """Mean of the seeds' rates; None if one of them is missing."""
     known = list(rates)
     return fmean(rate.share for rate in known if rate) if known and all(known) else None
+
+
+def write_rates(rates: Sequence[Rate | None], digits: int = 1) -> str:
+    """Rate of one seed, or the mean of several with the lowest and the highest; a dash where one is missing."""
+    known = [rate for rate in rates if rate]
+    if not known or len(known) < len(rates):
+        return DASH
+    if len(known) == 1:
+        return known[0].write(digits)
+    shares = [100 * rate.share for rate in known]  # of these the mean, which ties decide
+    return f"{fmean(shares):.{digits}f}{PERCENT} ({min(shares):.{digits}f}–{max(shares):.{digits}f})"
 
 
 def judge_criterion(criterion: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
@@ -377,21 +388,12 @@ def _breakdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, s
     found = [(agent, mode, rates_by(seeds, agent, mode, breakdown[1])) for agent, mode in rows]
     labels = sorted({label for _, _, rates in found for label in rates})
     lines = [
-        [task.report.row_label(agent, mode), *(_short(rates.get(label, []), len(seeds)) for label in labels)]
+        [task.report.row_label(agent, mode), *(write_rates(rates.get(label, []), 0) for label in labels)]
         for agent, mode, rates in found
         if rates
     ]
+    lines = [[cell.replace(PERCENT, "") for cell in line] for line in lines]
     return markdown_table(["policy or baseline", *(str(label).replace("_", " ") for label in labels)], lines)
-
-
-def _short(rates: Sequence[Rate], seeds: int) -> str:
-    if len(rates) < seeds:
-        return DASH
-    if seeds == 1:
-        low, high = (in_percent(end, 0) for end in rates[0].ends)
-        return f"{in_percent(rates[0].share, 0)} [{low}–{high}]"
-    shares = [100 * rate.share for rate in rates]
-    return f"{fmean(shares):.0f} ({min(shares):.0f}–{max(shares):.0f})"
 
 
 def _time_table(results: Results, task: Task) -> str:
