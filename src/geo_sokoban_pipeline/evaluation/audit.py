@@ -48,7 +48,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, own_estimators, unflatten
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest
 from geo_sokoban_pipeline.tasks import task_of, task_or_plain
-from geo_sokoban_pipeline.trajectories.index import SPLITS, find_edits, read_index, trajectory_files
+from geo_sokoban_pipeline.trajectories.index import SPLITS, find_edits, read_index, spread, trajectory_files
 from geo_sokoban_pipeline.trajectories.parquet import TornFileError, read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.thinning import Thinning, read_thinning
@@ -335,15 +335,6 @@ def _with_stand_ins(episode: Trajectory, sampled: int) -> Trajectory:
     """
     version = -1 if episode.drop_reason in (MIXED_VERSIONS, STALE) else 0
     return replace(episode, loss_mask=np.ones(sampled, np.int8), weight_spans=[(version, 0, sampled)])
-
-
-def spread(count: int, wanted: int) -> list[int]:
-    """At most so many of `count` places, evenly spread, with the first and the last; of one, the last."""
-    if wanted >= count:
-        return list(range(count))
-    return (
-        [round(number * (count - 1) / (wanted - 1)) for number in range(wanted)] if wanted > 1 else [count - 1] * wanted
-    )
 
 
 def entries_of_run(

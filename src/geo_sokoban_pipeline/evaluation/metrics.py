@@ -7,7 +7,7 @@ prompts, as in the intervals of the rows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from geo_sokoban_pipeline.envs.metrics import cluster_interval
@@ -42,6 +42,18 @@ class PairedTest:
     def is_change(self) -> bool:
         """Whether the policies differ at the 5 % level."""
         return self.p_value < LEVEL
+
+
+def group_successes(episodes: Iterable[tuple[str, int, bool]]) -> dict[str, list[list[bool]]]:
+    """Successes of episodes in order, for `paired_test`.
+
+    Args:
+        episodes: of each its prompt's key, the number of that prompt's row, and whether it succeeded.
+    """
+    found: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for key, row, success in episodes:
+        found[key][row].append(success)
+    return {key: list(rows.values()) for key, rows in found.items()}
 
 
 def paired_test(first: Successes, second: Successes, clusters: Mapping[str, str] | None = None) -> PairedTest | None:

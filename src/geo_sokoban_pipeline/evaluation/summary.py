@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.envs.base import Task, make_expert
 from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
-from geo_sokoban_pipeline.evaluation.metrics import PairedTest, Successes, paired_test
+from geo_sokoban_pipeline.evaluation.metrics import PairedTest, Successes, group_successes, paired_test
 from geo_sokoban_pipeline.evaluation.rollouts import read_finished, rollout_prompts, summary_row
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -200,19 +200,20 @@ def _evaluate_policy(
                 iteration=number,
                 blank=suffix == BLANK,
             )
-            records = [task.record(read_finished(task, episode, prompts[episode.group_index])) for episode in episodes]
-            row = summary_row(task, records, policy=name + suffix, mode=mode)
+            own = [prompts[episode.group_index] for episode in episodes]
+            records = [task.record(read_finished(task, *both)) for both in zip(episodes, own, strict=True)]
+            line = summary_row(task, records, policy=name + suffix, mode=mode)
             observed = observed or any(map(observes_images, episodes))
-            found: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
-            for episode, record in zip(episodes, records, strict=True):
-                found[task.key_of(prompts[episode.group_index])][episode.group_index].append(record.success)
-            solved = {key: list(by_row.values()) for key, by_row in found.items()}
+            solved = group_successes(
+                (task.key_of(row), episode.group_index, record.success)
+                for row, episode, record in zip(own, episodes, records, strict=True)
+            )
             if suffix:
-                row["change"] = _describe_change(paired_test(seeing[mode], solved, clusters))
+                line["change"] = _describe_change(paired_test(seeing[mode], solved, clusters))
             else:
                 seeing[mode] = solved
                 trajectories += episodes
-            rows.append(row)
+            rows.append(line)
     if observed:
         for row in rows:
             if row["policy"] == name + SHUFFLED:

@@ -37,6 +37,7 @@ from geo_sokoban_pipeline.reporting.pages import make_environment, read_asset
 from geo_sokoban_pipeline.reporting.report_tables import difficulty_chart, read_evaluation
 from geo_sokoban_pipeline.runs.provenance import suggest_command
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
+from geo_sokoban_pipeline.trajectories.schema import read_context
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def largest_advantage(episode: Trajectory) -> float:
 
 def read_image_pad_id(parts: Mapping[str, Callable[[], pa.Table]]) -> int:
     """Id of the token that stands for images, from the metadata of the newest partition."""
-    return int(parts[list(parts)[-1]]().schema.metadata[b"image_pad_id"])
+    return read_context(parts[list(parts)[-1]]().schema).image_pad_id
 
 
 def folder_of(catalog: DataCatalog, name: str) -> Path:

@@ -18,11 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
+from geo_sokoban_pipeline.evaluation.metrics import group_successes
 from geo_sokoban_pipeline.formats import is_number
 from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
 from geo_sokoban_pipeline.runs.folders import iteration_of
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import Named, Ragged, one_array
+from geo_sokoban_pipeline.trajectories.index import spread
+from geo_sokoban_pipeline.trajectories.schema import read_context
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
 Parts = Mapping[str, Callable[..., pa.Table]]
@@ -37,9 +40,7 @@ EXTREMES = 3
 
 def thin(items: Sequence[Any], most: int) -> list[Any]:
     """At most so many items: the first, the last, and some between."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+    return [items[at] for at in spread(len(items), most)]
 
 
 def read_rows(parts: Parts, number: int, columns: Sequence[str] = _PLAYED) -> Rows:
@@ -263,7 +264,7 @@ class Extremes:
     iteration: int
     best: list[Trajectory]
     worst: list[Trajectory]
-    image_pad_id: int | None
+    image_pad_id: int
     means: dict[str, float]
 
 
@@ -304,11 +305,9 @@ def choose_extremes(trained: Parts, amount: int = EXTREMES) -> Extremes | None:
             best = list(_first(ranked, "group_index").values())[:amount]
             worst = [row for row in list(_first(reversed(ranked), "group_index").values())[:amount] if row not in best]
             loaded = load_rows(part, best + worst)
-            pad = (trained[name](columns=["reward"]).schema.metadata or {}).get(b"image_pad_id")
+            pad = read_context(trained[name](columns=["reward"]).schema).image_pad_id
             shown = {one.trajectory_id: means[one.group_index] for one in loaded}
-            return Extremes(
-                rows[0]["iteration"], loaded[: len(best)], loaded[len(best) :], int(pad) if pad else None, shown
-            )
+            return Extremes(rows[0]["iteration"], loaded[: len(best)], loaded[len(best) :], pad, shown)
     return None
 
 
@@ -338,10 +337,8 @@ def read_successes(held_out: Parts, policy: int) -> dict[str, list[list[bool]]]:
     Args:
         held_out: parts `iter=<number of the policy>/…`; each is called with `columns`.
     """
-    successes: dict[str, dict[int, list[bool]]] = {}
-    for row in read_rows(held_out, policy, ("task_id", "group_index", "sampling", "success")):
-        if not row["greedy"]:
-            # As in the summary, a failed episode counts as not solved.
-            rows = successes.setdefault(row["task_id"], {})
-            rows.setdefault(row["group_index"], []).append(bool(row["success"]))
-    return {name: list(rows.values()) for name, rows in successes.items()}
+    rows = read_rows(held_out, policy, ("task_id", "group_index", "sampling", "success"))
+    # As in the summary, a failed episode counts as not solved.
+    return group_successes(
+        (row["task_id"], row["group_index"], bool(row["success"])) for row in rows if not row["greedy"]
+    )

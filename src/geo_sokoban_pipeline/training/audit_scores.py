@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.config.study import AuditOptions
 from geo_sokoban_pipeline.console import track
-from geo_sokoban_pipeline.evaluation.audit import AuditCheck, AuditedEntry, RunRules, build_check, spread
+from geo_sokoban_pipeline.evaluation.audit import AuditCheck, AuditedEntry, RunRules, build_check
 from geo_sokoban_pipeline.evaluation.audit_checks import Found
 from geo_sokoban_pipeline.policies.chat import ChatCodec
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
@@ -30,6 +30,7 @@ from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import build_sample, sampled_by
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.token_scoring import sampling_temperature, with_blank_images
+from geo_sokoban_pipeline.trajectories.index import spread
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
 _FLOAT32, _ROUNDED = 0.0001, 0.1  # nats

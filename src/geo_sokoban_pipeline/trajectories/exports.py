@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,23 +120,22 @@ def write_export(
         NothingSelectedError: not one row is left.
     """
     counts = ExportCounts()
-    writers = {name: _Writer(folder / name / "train-00000-of-00001.parquet", TABLES[name]) for name in options.tables}
-    try:
-        with track("export episodes, files", len(files), keep=False) as progress:
-            for file in files:
-                episodes = _read_episodes(file, options, counts)
-                chosen = choose_episodes(episodes, options)
-                made = {
-                    "tokens": map(token_row, chosen),
-                    "chat": map(chat_row, chosen),
-                    "pairs": pair_rows(episodes),
-                }
-                for name, writer in writers.items():
-                    counts.rows[name] += writer.write(made[name])
-                progress.advance()
-    finally:
-        for writer in writers.values():
-            writer.close()
+    with ExitStack() as opened, track("export episodes, files", len(files), keep=False) as progress:
+        writers = {name: opened.enter_context(_open_table(folder / name, TABLES[name])) for name in options.tables}
+        for file in files:
+            episodes = _read_episodes(file, options, counts)
+            chosen = choose_episodes(episodes, options)
+            made = {
+                "tokens": map(token_row, chosen),
+                "chat": map(chat_row, chosen),
+                "pairs": pair_rows(episodes),
+            }
+            for name, writer in writers.items():
+                counts.rows[name] += _append(writer, made[name])
+            progress.advance()
+    for name in options.tables:
+        if not counts.rows[name]:
+            shutil.rmtree(folder / name)
     if not any(counts.rows.values()):
         raise NothingSelectedError(
             f"none of {counts.read} stored episodes is chosen by {json.dumps(options.model_dump(include=_CHOSEN))}: "
@@ -283,27 +284,17 @@ def _images_of(episode: Mapping[str, Any], turns: Iterable[Mapping[str, Any]]) -
     return [episode["images"][index] for turn in turns for index in turn["image_indices"]]
 
 
-class _Writer:
-    """A parquet file whose row groups stay below the viewer's limit; it exists from the first row on."""
+def _open_table(folder: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    folder.mkdir()
+    features = json.dumps({"info": {"features": features_of(schema)}}, separators=(",", ":"))
+    described = schema.with_metadata({"huggingface": features})
+    return pq.ParquetWriter(folder / "train-00000-of-00001.parquet", described, compression="zstd")
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
-        features = json.dumps({"info": {"features": features_of(schema)}}, separators=(",", ":"))
-        self._schema = schema.with_metadata({"huggingface": features})
-        self._file: pq.ParquetWriter | None = None
 
-    def write(self, rows: Iterable[dict[str, Any]]) -> int:
-        """Append rows; how many there were."""
-        table = pa.Table.from_pylist(list(rows), schema=self._schema)
-        if not table.num_rows:
-            return 0
-        if self._file is None:
-            self._path.parent.mkdir(parents=True)
-            self._file = pq.ParquetWriter(self._path, self._schema, compression="zstd")
+def _append(writer: pq.ParquetWriter, rows: Iterable[dict[str, Any]]) -> int:
+    """Append rows, in row groups below the viewer's limit; how many there were."""
+    table = pa.Table.from_pylist(list(rows), schema=writer.schema)
+    if table.num_rows:
         groups = math.ceil(table.nbytes / ROW_GROUP_BYTES)
-        self._file.write_table(table, row_group_size=max(1, table.num_rows // groups))
-        return int(table.num_rows)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        writer.write_table(table, row_group_size=max(1, table.num_rows // groups))
+    return int(table.num_rows)

@@ -26,7 +26,15 @@ import pyarrow.parquet as pq
 
 from geo_sokoban_pipeline.config.grpo import ScorePipelineOptions
 from geo_sokoban_pipeline.runs.storage import write_atomic
-from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS, Ragged, find_responses, flags, list_lengths, one_array
+from geo_sokoban_pipeline.trajectories.arrow import (
+    PART_COLUMNS,
+    Ragged,
+    find_responses,
+    flags,
+    list_lengths,
+    one_array,
+    read_column,
+)
 from geo_sokoban_pipeline.trajectories.parquet import TornFileError, read_trajectories
 from geo_sokoban_pipeline.trajectories.thinning import read_thinning
 
@@ -298,15 +306,13 @@ def _ask(task: Describer, name: str, episode: StoredEpisode) -> tuple[str | None
 
 
 def _read_episodes(columns: Mapping[str, pa.Array]) -> list[StoredEpisode]:
-    turns, metrics = Ragged.of(columns["turns"]), Ragged.of(columns["metrics"])
+    turns, metrics = Ragged.of(columns["turns"]), read_column("metrics", columns["metrics"])
     places = np.flatnonzero(find_responses(turns))
     responses = _read_responses(turns.values.take(pa.array(places)))
     ends = np.searchsorted(places, turns.offsets).tolist()
-    named = list(zip(*(metrics.values.field(name).to_pylist() for name in ("name", "value")), strict=True))
-    at = metrics.offsets.tolist()
     plain = (columns[name].to_pylist() for name in ("status", "success", "label"))
     return [
-        StoredEpisode(status, success, label, dict(named[at[row] : at[row + 1]]), responses[ends[row] : ends[row + 1]])
+        StoredEpisode(status, success, label, metrics[row], responses[ends[row] : ends[row + 1]])
         for row, (status, success, label) in enumerate(zip(*plain, strict=True))
     ]
 
@@ -388,6 +394,15 @@ def count_repeats(text: str) -> int:
 
 
 # Choosing episodes by the index.
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """At most so many of `count` places, evenly spread, with the first and the last; of one, the last."""
+    if wanted >= count:
+        return list(range(count))
+    if wanted <= 1:
+        return [count - 1] * wanted
+    return [round(number * (count - 1) / (wanted - 1)) for number in range(wanted)]
 
 
 class NoEpisodesError(ValueError):

@@ -326,11 +326,10 @@ def score_stored(
     settings: TrainOptions,
 ) -> Iterator[tuple[Any, ...]]:
     """Score the sampled tokens of the chosen episodes under a policy; one yield a trajectory file."""
-    from geo_sokoban_pipeline.evaluation.audit import spread
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.token_scoring import ScoringRequest, map_occlusion, score_tokens
-    from geo_sokoban_pipeline.trajectories.index import find_episodes, read_index
+    from geo_sokoban_pipeline.trajectories.index import find_episodes, read_index, spread
     from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 

@@ -108,24 +108,19 @@ def choose_pages(index: pa.Table, pages: int | None) -> np.ndarray:
     rows = index.num_rows
     if pages is None or pages >= rows:
         return np.ones(rows, bool)
-    train = pc.equal(index["split"], "train").to_numpy(zero_copy_only=False)
-    keys = [one_array(index, name).dictionary_encode().indices.to_numpy() for name in ("run", "run_id", "split")]
-    keys += [index[name].to_numpy() for name in ("iteration", "group_index")]
-    _, first, group, size = np.unique(
-        np.stack(keys, 1), axis=0, return_index=True, return_inverse=True, return_counts=True
-    )
-    group = group.reshape(-1)
+    keys = ["run", "run_id", "split", "iteration", "group_index"]
+    frame = index.select([*keys, "max_log_prob_gap"]).to_pandas()
+    groups = frame.groupby(keys, sort=False)  # numbered in the order of the index
+    group, size = groups.ngroup().to_numpy(), groups.size().to_numpy()
     chosen = np.zeros(len(size), bool)
-    gaps = index["max_log_prob_gap"].to_numpy()
-    for run in np.unique(np.stack(keys[:2], 1), axis=0):
-        if len(own := np.flatnonzero((np.stack(keys[:2], 1) == run).all(1) & (gaps > 0))):
-            chosen[group[own[np.argmax(gaps[own])]]] = True
+    gaps = frame[frame["max_log_prob_gap"] > 0].groupby(["run", "run_id"])["max_log_prob_gap"]
+    chosen[group[gaps.idxmax()]] = True
+    train = groups["split"].first() == "train"
     for kind in (~train, train):
-        groups = np.unique(group[kind])
-        groups = groups[np.argsort(first[groups])]
-        if len(groups) and (left := pages - int(size[chosen].sum())) > 0:
-            count = min(len(groups), max(1, int(left / size[groups].mean())))
-            chosen[groups[np.linspace(0, len(groups) - 1, count).round().astype(int)]] = True
+        own, left = np.flatnonzero(kind), pages - int(size[chosen].sum())
+        if len(own) and left > 0:
+            count = min(len(own), max(1, int(left / size[own].mean())))
+            chosen[own[np.linspace(0, len(own) - 1, count).round().astype(int)]] = True
     return np.asarray(chosen[group])
 
 
