@@ -123,28 +123,6 @@ def test_data_roots():
     assert {member.params["sokoban"]["max_solution"] for member in own} == {5}
 
 
-def test_members_of_geometry():
-    task = "geo3k_multi_turn"
-    train = read(f"train_{task}")[f"train_{task}"]
-    base = {f"train_{task}": train, task: {"counts": {"train": 8, "validation": 4, "eval": 4}}, "tracking": {}}
-    sets = [{"name": "hard", "title": "Hard", task: {"problems": {"difficulty": "hard"}}}]
-    study = section_model("study_default").model_validate(
-        {"task": task, "seeds": [3], "controls": ["optimal"], "evaluations": sets}
-    )
-    trained, control, evaluation = plan_members("tools", study, base, ROOT)
-    assert [member.pipelines for member in (trained, control, evaluation)] == [
-        [f"train_{task}"],
-        [f"control_{task}"],
-        [f"data_{task}", f"evaluate_{task}"],
-    ]
-    assert trained.models == ROOT / "06_models" / f"train_{task}" / "tools-seed3"
-    assert trained.parameters[f"train_{task}"]["warm_start"]["teacher"]["name"] == "plausible"
-    assert trained.params[f"train_{task}"]["processes"] == 1
-    assert control.params[f"control_{task}"]["source"] == {"run": f"train_{task}", "run_id": "tools-seed3"}
-    assert evaluation.params[task]["problems"] == {"difficulty": "hard"}
-    assert (evaluation.root, evaluation.after) == (ROOT / "studies" / "tools" / "hard", "tools-seed3")
-
-
 def test_data_of_another_task_are_refused():
     with pytest.raises(ValueError, match="sokoban: this study is of the task geo3k"):
         section_model("study_default").model_validate({"task": "geo3k", "sokoban": {"height": 7}})
@@ -176,11 +154,18 @@ def test_a_password_reaches_no_file_of_a_member():
         plan_members("default", section_model("study_default").model_validate({"seeds": [1]}), base, ROOT)
 
 
-@pytest.mark.parametrize("name", ["default", "one_behind", "from_zero", "long"])
+@pytest.mark.parametrize("name", ["default", "one_behind", "from_zero", "long", "geo3k", "geo3k_multi_turn"])
 def test_the_studies_of_the_project_can_be_planned(name):
     study = read(f"studies/{name}")[f"study_{name}"]
-    members = plan(study, name)
+    task = study.get("task", "sokoban")
+    counts = {"counts": {"train": 8, "validation": 4, "eval": 4}}
+    base = BASE | {f"train_{task}": read(f"train_{task}")[f"train_{task}"], task: {} if task == "sokoban" else counts}
+    members = plan_members(name, section_model("study_default").model_validate(study), base, ROOT)
     assert len({member.run_id for member in members}) == len(members)
+    assert {member.pipelines[-1] for member in members} <= {
+        f"{kind}_{task}" for kind in ("train", "control", "evaluate")
+    }
+    assert {f"train_{task}", task} <= members[0].parameters.keys()
     assert sum(member.kind == "train" for member in members) == len(study["seeds"]) + len(study.get("beside", ()))
 
 
