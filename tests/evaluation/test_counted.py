@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,13 @@ from PIL import Image
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import make_expert
+from geo_sokoban_pipeline.envs.geo3k.evaluation import AnswerRecord
 from geo_sokoban_pipeline.envs.images import read_data_uri
-from geo_sokoban_pipeline.envs.metrics import cluster_interval, mean_pass_at_k, wilson_interval
+from geo_sokoban_pipeline.envs.metrics import wilson_interval
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
+from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
-from geo_sokoban_pipeline.evaluation.rollouts import validate_policy
+from geo_sokoban_pipeline.evaluation.rollouts import summary_row, validate_policy
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
 from geo_sokoban_pipeline.pipelines.train import final_nodes
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -38,6 +39,7 @@ from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from task_options import (
     ExpertOptions,
@@ -324,16 +326,6 @@ def test_images_of_problems(geometry_folder: PolicyFolder, geometry_rows: Any) -
     assert {call.label.split("/")[1] for call in calls[3:]} == {"final", "final_blank"}
 
 
-def check_counts(counts: dict[str, Any], outcomes: Sequence[bool], clusters: Sequence[str]) -> None:
-    """The counts are those of all episodes, the interval is over clusters."""
-    names = list(dict.fromkeys(clusters))
-    solved = [sum(one for one, own in zip(outcomes, clusters, strict=True) if own == name) for name in names]
-    low, high = cluster_interval(solved, [clusters.count(name) for name in names])
-    assert (counts["episodes"], counts["clusters"], counts["solved"]) == (len(outcomes), len(names), sum(outcomes))
-    assert counts["solve_rate"] == pytest.approx(sum(outcomes) / len(outcomes))
-    assert (counts["low"], counts["high"]) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
-
-
 def solution(row: dict[str, Any]) -> list[str]:
     env = build_env(row, {})
     env.reset()
@@ -347,7 +339,7 @@ def solution(row: dict[str, Any]) -> list[str]:
 
 
 def test_numbers_of_levels(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
-    """Episodes that are solved, that go astray, that are invalid and that are cut off; each number counted by hand."""
+    """Episodes that are solved, that go astray, that are invalid and that are cut off; each is counted by hand."""
     held_out = levels[1]
     solutions = {row["id"]: solution(row) for row in held_out}
 
@@ -374,24 +366,28 @@ def test_numbers_of_levels(folder: PolicyFolder, levels: Any, train_options: Tra
         # home.
         solved = [(held_out.index(held_out[e.group_index]) + e.sample_index) % 3 == 0 for e in own]
         assert [e.metrics.get("success", 0.0) == 1.0 for e in own] == solved and 0 < sum(solved) < len(solved)
-        walls = [held_out[e.group_index]["layout_hash"] for e in own]
-        check_counts(row, solved, walls)
-        rewards = [e.reward for e in own if e.reward is not None]
-        assert row["mean_return"] == pytest.approx(sum(rewards) / len(rewards))
-        # A response that is cut off does not reach the environment, whose turns these are.
-        responses = [turn.text for e in own for turn in e.turns if turn.role == "assistant"]
-        turns = sum(text.endswith("</answer>") or "no move" in text for text in responses)
-        invalid = sum("no move" in text for text in responses)
-        assert invalid and row["invalid_share"] == pytest.approx(invalid / turns)
-        assert row["steps_over_optimal"] == pytest.approx(1.0)
-        lengths = [held_out[e.group_index]["solution_length"] for e in own]
-        assert [part["length"] for part in row["by_length"]] == sorted(set(lengths))
-        for part in row["by_length"]:
-            chosen = [at for at, length in enumerate(lengths) if length == part["length"]]
-            check_counts(part, [solved[at] for at in chosen], [walls[at] for at in chosen])
-        of_prompts = Counter(e.group_index for e, one in zip(own, solved, strict=True) if one)
-        expected = mean_pass_at_k([(samples, of_prompts[number]) for number in range(len(held_out))])
-        assert row["pass_at_k"] == (None if samples == 1 else pytest.approx(expected))
+        records = []
+        for episode, success in zip(own, solved, strict=True):
+            level = held_out[episode.group_index]
+            responses = [turn.text for turn in episode.turns if turn.role == "assistant"]
+            # A response that is cut off does not reach the environment, whose turns these are.
+            turns = sum(not text.endswith("Up") for text in responses)
+            invalid = sum("no move" in text for text in responses)
+            moves, length = turns - invalid, level["solution_length"]
+            records.append(
+                LevelRecord(
+                    level["level_hash"],
+                    success,
+                    episode.reward,
+                    turns,
+                    invalid,
+                    moves,
+                    length,
+                    cluster=level["layout_hash"],
+                )
+            )
+        assert row == summary_row(SOKOBAN, records, policy="final", mode=mode)
+        assert row["steps_over_optimal"] == 1.0 and row["invalid_share"] > 0
     assert summary["cluster_of"] == {row["level_hash"]: row["layout_hash"] for row in held_out}
     assert summary["clusters"] == summary["layouts"] == len({row["layout_hash"] for row in held_out})
     solver = next(row for row in summary["rows"] if row["policy"] == "solver")
@@ -432,29 +428,31 @@ def test_numbers_of_problems(geometry_folder: PolicyFolder, geometry_rows: Any) 
     summary, parts = evaluate_policies("run", 0, {"final": geometry_folder}, problems, options, training=problems)
     row = next(row for row in summary["rows"] if row["policy"] == "final")
     own = [e for table in parts.values() for e in table_to_trajectories(table)]
-    said = [kind_of(e.group_index, e.sample_index) for e in own]
-    called = [e.group_index % 2 == 1 for e in own]
-    assert Counter(said) == dict.fromkeys(kinds, 4) and sum(called) == 8
-
-    solved = [kind == "right" for kind in said]
-    hashes = [problems[e.group_index]["problem_hash"] for e in own]
-    check_counts(row, solved, hashes)
-    check_counts(row["first_attempt"], [s and not c for s, c in zip(solved, called, strict=True)], hashes)
-    # Answers that a rule of the figure gives, the right one among them, of all episodes whose rules are known.
-    assert row["plausible_share"] == pytest.approx(8 / 16)
-    assert row["tools"]["called_share"] == 0.5 and row["tools"]["calls"] == 0.5 and row["tools"]["valid_share"] == 1.0
-    rewards = [e.reward for e in own]
-    assert row["mean_return"] == pytest.approx(sum(rewards) / 16) == pytest.approx(4 / 16)
-    tokens = [int((e.loss_mask == 1).sum()) for e in own]
-    assert row["responses"]["tokens_mean"] == pytest.approx(sum(tokens) / 16)
-    assert row["responses"]["tokens_median"] == median(tokens) and row["responses"]["tokens_max"] == max(tokens)
-    assert row["responses"]["truncated_share"] == sum(e.status == "truncated" for e in own) / 16
-    for column, parts_of in row["breakdowns"].items():
-        labels = [str(problems[e.group_index][column]) for e in own]
-        assert [part["label"] for part in parts_of] == sorted(set(labels))
-        for part in parts_of:
-            chosen = [at for at, label in enumerate(labels) if label == part["label"]]
-            check_counts(part, [solved[at] for at in chosen], [hashes[at] for at in chosen])
+    records = []
+    for episode in own:
+        problem, kind = problems[episode.group_index], kind_of(episode.group_index, episode.sample_index)
+        called = episode.group_index % 2
+        records.append(
+            AnswerRecord(
+                prompt_id=problem["id"],
+                success=kind == "right",
+                ret=float(kind == "right"),
+                turns=1 + called,
+                invalid_turns=int(kind == "none"),
+                cluster=problem["problem_hash"],
+                first_attempt=kind == "right" and not called,
+                answered=kind != "none",
+                tool_calls=called,
+                valid_tool_calls=called,
+                plausible=kind in ("right", "plausible"),
+                tokens=int((episode.loss_mask == 1).sum()),
+                truncated=False,
+                repetition=False,
+                labels={column: problem[column] for column in ("family", "answer_form", "difficulty")},
+            )
+        )
+    assert Counter(record.success for record in records) == {True: 4, False: 12}
+    assert row == summary_row(task_of("geo3k_multi_turn"), records, policy="final", mode="sampled")
 
 
 def test_numbers_of_a_validation(tiny_policy: Policy, levels: Any, train_options: TrainOptions) -> None:
