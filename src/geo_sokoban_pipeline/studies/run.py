@@ -70,7 +70,8 @@ class StudyFolder:
     def begin_generation(self, members: Sequence[StudyRun]) -> None:
         """Begin all members anew: none of them counts as begun or finished, also if this is interrupted halfway."""
         # The token goes first: records under another one do not count, whether they are deleted or not.
-        write_json(self._generation, {"token": uuid.uuid4().hex, "members": [member.run_id for member in members]})
+        replaced = {member.run_id: _first_command(member) for member in members}
+        write_json(self._generation, {"token": uuid.uuid4().hex, "replaced": replaced})
         for member in members:
             self.record(member).unlink(missing_ok=True)
 
@@ -80,21 +81,9 @@ class StudyFolder:
         A run of it has begun once another command than the noted one is the first that has worked on the member; while
         the older run is only set aside it may come back.
         """
-        generation = self._read_generation()
-        if member.run_id not in generation.get("members", []):
-            return False
-        noted = find_json(self._replaced(member)) or {}
-        return (
-            noted.get("token") != generation["token"]
-            or noted["first"] == _first_command(member)
-            or member.folders.can_restore
-        )
-
-    def note_replaced(self, member: StudyRun) -> None:
-        """Note which run of a member the open generation replaces."""
-        token = self._read_generation().get("token")
-        if (find_json(self._replaced(member)) or {}).get("token") != token:
-            write_json(self._replaced(member), {"token": token, "first": _first_command(member)})
+        replaced = self._read_generation().get("replaced", {})
+        is_same = replaced.get(member.run_id) == _first_command(member)
+        return member.run_id in replaced and (is_same or member.folders.can_restore)
 
     def is_finished(self, member: StudyRun) -> bool:
         """Whether the member has ended well in this generation with the parameters it has now, and its files exist."""
@@ -125,11 +114,10 @@ class StudyFolder:
     def _generation(self) -> Path:
         return self.path / "generation.json"
 
-    def _replaced(self, member: StudyRun) -> Path:
-        return self.path / "replaced" / f"{member.run_id}.json"
-
     def _read_generation(self) -> dict[str, Any]:
-        """`token` and `members` of the last command that said `fresh=true`, `{}` before the first one."""
+        """`token` of the last command that said `fresh=true`, and by run id the first command of each member that it
+        replaces; `{}` before the first one.
+        """
         return find_json(self._generation) or {}
 
 
@@ -207,7 +195,6 @@ def _start(member: StudyRun, command: Command, folder: StudyFolder) -> _Child:
     config, log = folder.config(member), folder.log(member)
     params = dict(member.params)
     if folder.is_outdated(member):
-        folder.note_replaced(member)
         params["fresh"] = True  # it replaces the older run once it has something itself
     write_json(config, {"run": {"pipelines": ",".join(member.pipelines), "params": params}})
     log.parent.mkdir(parents=True, exist_ok=True)
