@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from glob import glob
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -47,24 +47,57 @@ def find_chromium() -> str | None:
 
 
 class Page:
-    """One page; keys, clicks and waits go through the browser as those of a person do.
+    """A browser with one page; keys, clicks and waits go through it as those of a person do.
+
+    Commands go through one pipe, answers and events come through another.
 
     Attributes:
         errors: what scripts have thrown and the console has said of errors, in order.
     """
 
-    def __init__(self, browser: _Browser) -> None:
-        self._browser = browser
-        target = browser.send("Target.createTarget", {"url": "about:blank"})["targetId"]
-        attached = browser.send("Target.attachToTarget", {"targetId": target, "flatten": True})
-        self._session = attached["sessionId"]
-        self.errors: list[str] = browser.errors
+    def __init__(self, program: str, profile: str) -> None:
+        self.errors: list[str] = []
+        self._count = 0
+        self._rest = b""
+        theirs_in, self._to = os.pipe()
+        self._from, theirs_out = os.pipe()
+        words = [
+            program,
+            "--headless",
+            "--no-sandbox",  # the tests may run as root
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--hide-scrollbars",
+            "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing is reached, whatever a page asks for
+            f"--user-data-dir={profile}",
+            "--remote-debugging-pipe",
+            "about:blank",
+        ]
+        # The browser reads from descriptor 3 and writes to 4.
+        shell = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *words]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(shell, pass_fds=(theirs_in, theirs_out), **quiet)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._session: dict[str, Any] = {}
+        target = self.send("Target.createTarget", {"url": "about:blank"})["targetId"]
+        attached = self.send("Target.attachToTarget", {"targetId": target, "flatten": True})
+        self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
         """A command of the protocol, and its result."""
-        return self._browser.send(method, params or {}, self._session)
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": params or {}, **self._session}
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while (found := self._read(method)).get("id") != self._count:
+            self._note(found)
+        if "error" in found:
+            raise PageError(f"{method}: {found['error']}")
+        result: dict[str, Any] = found["result"]
+        return result
 
     def open(self, address: str) -> None:
         """Open an address in a new document."""
@@ -130,50 +163,6 @@ class Page:
         found = self.send("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole})
         path.write_bytes(base64.b64decode(found["data"]))
 
-
-class _Browser:
-    """The process; commands go through one pipe, answers and events come through another."""
-
-    def __init__(self, program: str, profile: str) -> None:
-        self.errors: list[str] = []
-        self._count = 0
-        self._rest = b""
-        theirs_in, self._to = os.pipe()
-        self._from, theirs_out = os.pipe()
-        words = [
-            program,
-            "--headless",
-            "--no-sandbox",  # the tests may run as root
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-            "--hide-scrollbars",
-            "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing is reached, whatever a page asks for
-            f"--user-data-dir={profile}",
-            "--remote-debugging-pipe",
-            "about:blank",
-        ]
-        # The browser reads from descriptor 3 and writes to 4.
-        shell = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *words]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(shell, pass_fds=(theirs_in, theirs_out), **quiet)
-        os.close(theirs_in)
-        os.close(theirs_out)
-
-    def send(self, method: str, params: dict[str, Any], session: str | None = None) -> dict[str, Any]:
-        self._count += 1
-        number = self._count
-        message = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})
-        os.write(self._to, json.dumps(message).encode() + b"\0")
-        while True:
-            found = self._read(method)
-            if found.get("id") == number:
-                if "error" in found:
-                    raise PageError(f"{method}: {found['error']}")
-                result: dict[str, Any] = found["result"]
-                return result
-            self._note(found)
-
     def _read(self, method: str) -> dict[str, Any]:
         while b"\0" not in self._rest:
             if not wait([self._from], 60.0):
@@ -197,6 +186,7 @@ class _Browser:
             self.errors.append(str(params["entry"]["text"]))
 
     def close(self) -> None:
+        """End the browser."""
         os.close(self._to)  # which ends it
         try:
             self.process.wait(10)
@@ -215,12 +205,8 @@ def open_page() -> Iterator[Page]:
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        browser = _Browser(program, profile)
-        try:
-            yield Page(browser)
-        finally:
-            browser.close()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, closing(Page(program, profile)) as page:
+        yield page
 
 
 if __name__ == "__main__":

@@ -87,46 +87,23 @@ def _play(
     turns: list[Turn] = []
     images: list[bytes] = []
     done = False
-    while not done and len(images) < turn_limit:
-        ids, mask = _observe(observation, ids, mask, turns, images)
+    while not done:
+        added = [900, 901, 902, *[PAD] * PADS, 903, 904, 902, 900, 905, 902]
+        text = "<image>\nNext?" if turns else "You are playing Sokoban. Push the box onto the target.\n<image>\nNext?"
+        end = len(ids) + len(added)
+        turns.append(Turn(role="user", text=text, token_start=len(ids), token_end=end, image_indices=[len(images)]))
+        images.append(encode_png(np.asarray(observation["multi_modal_data"]["<image>"][0])))
+        ids, mask = [*ids, *added], [*mask, *[0] * len(added)]
+        if len(images) > turn_limit:
+            break
         action = choose(env)
-        start = len(ids)
         ids = [*ids, 910, {"up": 912, "down": 913, "left": 914, "right": 915}[action], 911, 904]
         mask = [*mask, 1, 1, 1, 1]
         text = f"<answer>{action.capitalize()}</answer>"
         observation, done, info = env.step(text)
-        turn = Turn(role="assistant", text=text, token_start=start, token_end=len(ids), action=action, info=info)
+        turn = Turn(role="assistant", text=text, token_start=end, token_end=len(ids), action=action, info=info)
         turn.reward = info["turn_reward"]
         turns.append(turn)
-    if not done:
-        ids, mask = _observe(observation, ids, mask, turns, images)
-    return _finish(env, name, group, sample, iteration, ids, mask, turns, images, generator)
-
-
-def _observe(
-    observation: dict[str, Any], ids: list[int], mask: list[int], turns: list[Turn], images: list[bytes]
-) -> tuple[list[int], list[int]]:
-    added = [900, 901, 902, *[PAD] * PADS, 903, 904, 902, 900, 905, 902]
-    images.append(encode_png(np.asarray(observation["multi_modal_data"]["<image>"][0])))
-    text = "<image>\nNext?" if turns else "You are playing Sokoban. Push the box onto the target.\n<image>\nNext?"
-    end = len(ids) + len(added)
-    turns.append(Turn(role="user", text=text, token_start=len(ids), token_end=end, image_indices=[len(images) - 1]))
-    return [*ids, *added], [*mask, *[0] * len(added)]
-
-
-def _finish(
-    env: SokobanEnv,
-    name: str,
-    group: int,
-    sample: int,
-    iteration: int,
-    ids: list[int],
-    mask: list[int],
-    turns: list[Turn],
-    images: list[bytes],
-    generator: random.Random,
-) -> Trajectory:
-    trained = np.array(mask, np.int8)
     log_probs = np.array([math.log(generator.uniform(0.2, 0.99)) if one else 0.0 for one in mask], np.float32)
     metrics = env.final_metrics()
     bonus, delta = env.final_bonus, metrics["dist0"] - metrics["dist1"]
@@ -145,7 +122,7 @@ def _finish(
         finish_reason="stop",
         prompt_length=turns[0].token_end,
         token_ids=np.array(ids, np.int32),
-        loss_mask=trained,
+        loss_mask=np.array(mask, np.int8),
         rollout_log_probs=log_probs,
         weight_spans=[(iteration, 0, len(ids))],
         turns=turns,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -69,40 +68,26 @@ def answer(task: str, row: dict[str, Any], skill: float, name: str, group: int, 
             text = observation["obs_str"]
             said.append(Turn(role="user", text=text, token_start=len(ids) - 2, token_end=len(ids)))
     env.finalize(responses, "completed")
-    return _finish(task, row, env, f"{name}/g{group:03d}/s{sample:02d}", (group, sample), ids, mask, said)
-
-
-def _finish(
-    task: str,
-    row: dict[str, Any],
-    env: Any,
-    name: str,
-    place: tuple[int, int],
-    ids: Sequence[int],
-    mask: Sequence[int],
-    turns: list[Turn],
-) -> Trajectory:
     trained, metrics = np.array(mask, np.int8), env.final_metrics()
-    responses = [turn.text for turn in turns if turn.role == "assistant"]
     image = np.asarray(read_data_uri(row["images"][0], max_bytes=1 << 20, max_pixels=1 << 20))
     return Trajectory(
-        trajectory_id=name,
+        trajectory_id=f"{name}/g{group:03d}/s{sample:02d}",
         task=task,
         task_id=row["problem_hash"],
         iteration=0,
-        group_index=place[0],
-        sample_index=place[1],
+        group_index=group,
+        sample_index=sample,
         policy_version=0,
-        seed=place[0],
+        seed=group,
         sampling=json.dumps({"engine": "transformers", "greedy": "greedy" in name}),
         status="completed",
         finish_reason="stop",
-        prompt_length=turns[0].token_end,
+        prompt_length=said[0].token_end,
         token_ids=np.array(ids, np.int32),
         loss_mask=trained,
         rollout_log_probs=np.where(trained == 1, -0.5, 0.0).astype(np.float32),
         weight_spans=[(0, 0, len(ids))],
-        turns=turns,
+        turns=said,
         images=[encode_png(image)],
         image_grid_thw=[(1, 6, 8)],
         label=row["answer"],
