@@ -82,6 +82,7 @@ def test_curve_of_the_loop():
         {"perf/cpu_time": 1.0, "perf/save_cpu_time": None},
         {"perf/cpu_time": 1.0, "perf/save_cpu_time": 0.5} | rates("eval/validation/", 0.75),
     ]
+    rows = [{"iteration": number, **row} for number, row in enumerate(rows)]
     assert loop_curve(rows) == [[0.0, 0.25, 0.5], [4.5, 0.5, 0.5], [7.0, 0.75, 0.5]]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.study import StudyDefinition
 from geo_sokoban_pipeline.envs.base import PATIENT
-from geo_sokoban_pipeline.evaluation.rollouts import START
+from geo_sokoban_pipeline.reporting.curves import validation_series
 from geo_sokoban_pipeline.runs.folders import RunStore
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.studies.plan import StudyRun
@@ -21,7 +21,6 @@ from geo_sokoban_pipeline.studies.run import StudyFolder
 from geo_sokoban_pipeline.tasks import task_of
 
 _MODES = ("sampled", "greedy")
-_VALIDATION = "eval/validation/"
 # Iterations whose memory is compared, each the mean of five.
 _EARLY, _LATE = 20, 200
 _MAKER = ("cores", "processor", "machine", "python", "torch", "transformers", "version", "commit")
@@ -167,18 +166,14 @@ def sft_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
     ]
 
 
-def loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+def loop_curve(metrics: Sequence[dict[str, Any]]) -> list[list[float]]:
     """The same for the loop, counted from its start; an iteration's validation uses the weights after it."""
     from geo_sokoban_pipeline.training.sft import grpo_cpu_seconds
 
-    spent = accumulate(grpo_cpu_seconds([dict(row)]) for row in metrics)
-    points = []
-    for seconds, row in zip(spent, metrics, strict=True):
-        for at, prefix in ((0.0, START), (seconds, _VALIDATION)):
-            rates = [rate for mode in _MODES if (rate := row.get(f"{prefix}{mode}_solve_rate")) is not None]
-            if len(rates) == len(_MODES):
-                points.append([round(at, 1), *(round(float(rate), 4) for rate in rates)])
-    return points
+    spent = [0.0, *accumulate(grpo_cpu_seconds([row]) for row in metrics)]  # by the number of iterations trained
+    sampled, greedy = (dict(validation_series(metrics, mode, mode, "").points) for mode in _MODES)
+    both = sorted(sampled.keys() & greedy.keys())
+    return [[round(spent[int(at)], 1), round(sampled[at], 4), round(greedy[at], 4)] for at in both]
 
 
 def _describe_played(member: StudyRun, trained: StudyRun) -> dict[str, Any]:

@@ -56,15 +56,22 @@ def gather_columns(items: Iterable[Any], names: Sequence[str]) -> list[tuple[Any
 
 def derive_columns(metrics: pa.Array, parts: pa.Array, turns: pa.Array) -> dict[str, pa.Array]:
     """The columns of `DERIVED_COLUMNS`, from the built columns that they repeat."""
-    named, given, spoken = Named(metrics), Named(parts), Ragged.of(turns)
-    success = named.pick("success")
-    solved = None if success is None else np.where(np.isnan(success), success, success >= SOLVED)
-    known = {"success": solved, "optimal_steps": named.pick("optimal_steps")}
-    known |= {name: given.pick(name) for name in PART_COLUMNS}
+    known, spoken = pick_derived(Named(metrics), Named(parts)), Ragged.of(turns)
     count = len(spoken.offsets) - 1
     kinds = {"success": pa.bool_(), "optimal_steps": pa.int32()}
     built = {name: _build_known(values, count, kinds.get(name, pa.float64())) for name, values in known.items()}
     return built | {"n_turns": pa.array(count_in_rows(find_responses(spoken), spoken), pa.int32())}
+
+
+def pick_derived(metrics: Named, parts: Named) -> dict[str, np.ndarray | None]:
+    """(rows,) float64 values of the columns of `DERIVED_COLUMNS`, without the number of turns.
+
+    NaN where a row has none; None: no row has one.
+    """
+    success = metrics.pick("success")
+    solved = None if success is None else np.where(np.isnan(success), success, success >= SOLVED)
+    given = {name: parts.pick(name) for name in PART_COLUMNS}
+    return {"success": solved, "optimal_steps": metrics.pick("optimal_steps"), **given}
 
 
 def _build_known(values: np.ndarray | None, count: int, kind: pa.DataType) -> pa.Array:

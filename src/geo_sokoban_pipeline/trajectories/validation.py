@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 
 from geo_sokoban_pipeline.trajectories.arrow import (
     NAMED_COLUMNS,
-    PART_COLUMNS,
-    SOLVED,
     Named,
     Ragged,
     count_in_rows,
@@ -26,6 +24,7 @@ from geo_sokoban_pipeline.trajectories.arrow import (
     list_lengths,
     nulls,
     one_array,
+    pick_derived,
 )
 
 _NESTED_NULLABLE = frozenset({"turns.action", "turns.reward", "turns.credit", "turns.advantage", "images.path"})
@@ -246,13 +245,9 @@ def check_value_columns(episodes: EpisodeTable) -> None:
     """`success`, `optimal_steps` and the reward parts equal the lists' values of their name, null where there is none;
     `n_turns` counts the assistant turns.
     """
-    metrics, parts = episodes.named["metrics"], episodes.named["reward_parts"]
-    success = metrics.pick("success")
-    solved = None if success is None else np.where(np.isnan(success), success, success >= SOLVED)
-    _compare(episodes, "success", solved, "metrics.success >= 0.5")
-    _compare(episodes, "optimal_steps", metrics.pick("optimal_steps"), "metrics.optimal_steps")
-    for name in PART_COLUMNS:
-        _compare(episodes, name, parts.pick(name), f"reward_parts.{name}")
+    sources = {"success": "metrics.success >= 0.5", "optimal_steps": "metrics.optimal_steps"}
+    for name, wanted in pick_derived(episodes.named["metrics"], episodes.named["reward_parts"]).items():
+        _compare(episodes, name, wanted, sources.get(name, f"reward_parts.{name}"))
     counts = count_in_rows(episodes.responses, episodes.turns)
     episodes.fail_row(episodes.numbers("n_turns") != counts, "n_turns", "the number of assistant turns")
 
