@@ -25,7 +25,8 @@ from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.metrics import mcnemar, paired_test
 from geo_sokoban_pipeline.evaluation.rollouts import response_metrics, summary_row
-from geo_sokoban_pipeline.reporting.comparison import ComparedRun, compare_final
+from geo_sokoban_pipeline.reporting.comparison import ComparedRun
+from geo_sokoban_pipeline.reporting.facts import compare_policies
 
 
 @pytest.mark.parametrize(
@@ -390,6 +391,6 @@ def final_run(*successes: str) -> ComparedRun:
 def test_final_policies_are_compared_whatever_their_number() -> None:
     """A run without a warm start has one policy, another has three; the last of each is its final one."""
     one, three = final_run("0011"), final_run("0000", "1111", "0111")
-    found, back = compare_final(one, three), compare_final(three, one)
+    found, back = compare_policies(one, three), compare_policies(three, one)
     assert (found.gained, found.lost, found.clusters) == (1, 0, 3)
     assert (back.gained, back.lost, back.clusters) == (0, 1, 3)

@@ -69,7 +69,7 @@ def build_comparison(runs: Sequence[ComparedRun]) -> str:
         len({run.run for run in runs}) > 1
     )  # names are run ids, with the pipeline before them if there are several
     names = [f"{run.run}/{run.run_id}" if several else run.run_id for run in runs]
-    tests = [None, *(compare_final(runs[0], run) for run in runs[1:])]
+    tests = [None, *(compare_policies(runs[0], run) for run in runs[1:])]
     verdicts = map(_judge, tests)
     lines = [RunLine(*facts) for facts in zip(runs, names, COLOURS * len(runs), tests, verdicts, strict=False)]
     task = task_or_plain(runs[0].summary.get("task") or runs[0].run.removeprefix("train_"))
@@ -93,11 +93,6 @@ def build_comparison(runs: Sequence[ComparedRun]) -> str:
         rows=sorted(rows, key=lambda row: "after GRPO" not in row["label"]),
         ks=powers_of(rows),
     )
-
-
-def compare_final(first: ComparedRun, second: ComparedRun) -> PairedTest | None:
-    """Paired test of the final policies; None where they share no evaluation prompt."""
-    return compare_policies(first, len(first.policies) - 1, second, len(second.policies) - 1)
 
 
 def list_differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:

@@ -68,16 +68,18 @@ class StoredRun:
         return find_row(self.summary, self.policies[-1], "sampled") if self.policies else None
 
 
-def compare_policies(first: StoredRun, number: int, second: StoredRun, other: int) -> PairedTest | None:
+def compare_policies(first: StoredRun, second: StoredRun, number: int | None = None) -> PairedTest | None:
     """Paired test over the prompts of which two policies have sampled episodes; None if they share none.
 
     Args:
-        number, other: of the policies.
+        second: its final policy is compared with one of `first`.
+        number: of the policy of `first`; None: its final one.
     """
-    if number < 0 or other < 0:
+    before, after = len(first.policies) - 1 if number is None else number, len(second.policies) - 1
+    if before < 0 or after < 0:
         return None
     clusters = {name: one for run in (first, second) for name, one in (run.summary.get("cluster_of") or {}).items()}
-    return paired_test(read_successes(first.held_out, number), read_successes(second.held_out, other), clusters)
+    return paired_test(read_successes(first.held_out, before), read_successes(second.held_out, after), clusters)
 
 
 def name_shared(change: PairedTest, task: Task) -> str:

@@ -159,7 +159,7 @@ def read_facts(inputs: ReportInputs) -> ReportFacts:
     has_credit = any(turn.credit is not None for episode in trained for turn in episode.turns)
     # Results of evaluation, scoring, task and provenance: the paired test, the rewards that turns of the evaluation
     # would have had in training, the parts of the reward, the command of an audit.
-    change = compare_policies(inputs, 0, inputs, len(inputs.policies) - 1)
+    change = compare_policies(inputs, inputs, number=0)
     shown = [one for pair in pairs for one in (pair.after, pair.before) if one is not None]
     if has_credit:
         shown = [credit_turns(one, task, reward_args) or one for one in shown]

@@ -14,13 +14,13 @@ from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.study import StudyDefinition
 from geo_sokoban_pipeline.envs.base import PATIENT
 from geo_sokoban_pipeline.reporting.curves import validation_series
+from geo_sokoban_pipeline.reporting.study_tables import MODES
 from geo_sokoban_pipeline.runs.folders import RunStore
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.studies.plan import StudyRun
 from geo_sokoban_pipeline.studies.run import StudyFolder
 from geo_sokoban_pipeline.tasks import task_of
 
-_MODES = ("sampled", "greedy")
 # Iterations whose memory is compared, each the mean of five.
 _EARLY, _LATE = 20, 200
 _MAKER = ("cores", "processor", "machine", "python", "torch", "transformers", "version", "commit")
@@ -160,7 +160,7 @@ def _player(policy: str, names: Mapping[str, str]) -> str:
 def sft_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
     """[CPU-seconds, sampled rate, greedy rate] of each validation by rollout."""
     return [
-        [round(row["cpu_seconds"], 1), *(round(row[f"{mode}_solve_rate"], 4) for mode in _MODES)]
+        [round(row["cpu_seconds"], 1), *(round(row[f"{mode}_solve_rate"], 4) for mode in MODES)]
         for row in history
         if "sampled_solve_rate" in row
     ]
@@ -171,7 +171,7 @@ def loop_curve(metrics: Sequence[dict[str, Any]]) -> list[list[float]]:
     from geo_sokoban_pipeline.training.sft import grpo_cpu_seconds
 
     spent = [0.0, *accumulate(grpo_cpu_seconds([row]) for row in metrics)]  # by the number of iterations trained
-    sampled, greedy = (dict(validation_series(metrics, mode, mode, "").points) for mode in _MODES)
+    sampled, greedy = (dict(validation_series(metrics, mode, mode, "").points) for mode in MODES)
     both = sorted(sampled.keys() & greedy.keys())
     return [[round(spent[int(at)], 1), round(sampled[at], 4), round(greedy[at], 4)] for at in both]
 

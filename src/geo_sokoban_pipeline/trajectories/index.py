@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import reduce
@@ -571,9 +571,7 @@ def tidy_index(folder: Path) -> None:
     for path in own.glob("iter=*/*"):
         if path not in single:
             path.unlink(missing_ok=True)
-    for part in own.glob("iter=*"):
-        if not any(part.iterdir()):
-            part.rmdir()
+    _remove_empty(own.glob("iter=*"))
 
 
 def _numbers(path: Path) -> tuple[int, int]:
@@ -631,9 +629,6 @@ def _read_or_make(path: Path, find_task: FindTask) -> pa.Table:
 
 def _merge_before(folder: Path, block: Path) -> None:
     """Put the files of all iterations before a block into one file per block; blocks with a torn file are left."""
-    older = [entry.name for entry in folder.iterdir() if entry.name.startswith("iter=")]
-    if not any(_block(folder, int(name[5:])) < block for name in older):
-        return
     blocks: dict[Path, list[Path]] = {}
     for path in trajectory_files(folder):
         blocks.setdefault(_block(folder, _numbers(path)[0]), []).append(path)
@@ -644,9 +639,13 @@ def _merge_before(folder: Path, block: Path) -> None:
                 _write(place, pa.concat_tables(tables).combine_chunks())
                 for path in files:
                     path.unlink()
-                for part in {path.parent for path in files}:
-                    if not any(part.iterdir()):
-                        part.rmdir()
+                _remove_empty({path.parent for path in files})
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _split_block(block: Path, keep: Callable[[str], bool]) -> None:
