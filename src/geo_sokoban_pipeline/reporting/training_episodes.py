@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.formats import is_number
 from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
 from geo_sokoban_pipeline.runs.folders import iteration_of
 from geo_sokoban_pipeline.tasks import task_or_plain
-from geo_sokoban_pipeline.trajectories.arrow import Named, Ragged, one_array
+from geo_sokoban_pipeline.trajectories.arrow import Named, one_array
 from geo_sokoban_pipeline.trajectories.index import spread
 from geo_sokoban_pipeline.trajectories.schema import read_context
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
@@ -133,16 +133,21 @@ def tag_shares(index: pa.Table) -> list[dict[str, Any]]:
         Rows `iteration`, `tag/<name>` for every tag that any of the episodes has.
     """
     trained = index.filter(pc.equal(index["split"], "train"))
-    tags = Ragged.of(one_array(trained, "tags"))
-    of_row = trained["iteration"].to_numpy()
-    iterations, place, episodes = np.unique(of_row, return_inverse=True, return_counts=True)
-    found = np.array(tags.values.to_pylist(), dtype=str)
-    rows: list[dict[str, Any]] = [{"iteration": int(number)} for number in iterations]
-    for name in np.unique(found).tolist():
-        counts = np.bincount(place[tags.rows[found == name]], minlength=len(iterations))
-        for row, share in zip(rows, (counts / episodes).tolist(), strict=True):
-            row[f"tag/{name}"] = share
-    return rows
+    tags = one_array(trained, "tags")
+    given = pa.table(
+        {"iteration": trained["iteration"].take(pc.list_parent_indices(tags)), "tag": pc.list_flatten(tags)}
+    )
+    found = given.group_by(["iteration", "tag"]).aggregate([([], "count_all")]).to_pylist()
+    counts = {(row["iteration"], row["tag"]): row["count_all"] for row in found}
+    names = sorted({tag for _, tag in counts})
+    episodes = trained.group_by("iteration").aggregate([([], "count_all")]).sort_by("iteration").to_pylist()
+    return [
+        {
+            "iteration": row["iteration"],
+            **{f"tag/{name}": counts.get((row["iteration"], name), 0) / row["count_all"] for name in names},
+        }
+        for row in episodes
+    ]
 
 
 def kind_order(kind: str | None) -> tuple[bool, bool, int, str]:

@@ -68,8 +68,8 @@ def thin_table(table: pa.Table, order: Thin, outputs: Path, measures: Mapping[st
     left: dict[str, list[Any]] = {}
     if not order.tokens:
         left = {name: [values[row] for row in kept] for name, values in measures.items()}
-        for name in (*_TOKENS, *_SCORES, "prompt_length", "turns"):
-            table = _replace(table, name, _without_tokens(table, name))
+        for name, array in _without_tokens(table).items():
+            table = _replace(table, name, array)
     if order.images == "run":
         table = _replace(table, "images", _store_images(one_array(table, "images"), outputs))
     mark = {"tokens": order.tokens, "episodes": order.episodes, "images": order.images, "measures": left}
@@ -125,20 +125,19 @@ def refuse_thinned(files: Iterable[Path], doing: str, *, tokens: bool = False, g
             )
 
 
-def _without_tokens(table: pa.Table, name: str) -> pa.Array:
-    kind, count = table.schema.field(name).type, table.num_rows
-    if name in _TOKENS:
-        return pa.array([[]] * count, kind)
-    if name in _SCORES:
-        return pa.nulls(count, kind)
-    if name == "prompt_length":
-        return pa.array(np.zeros(count, np.int32))
-    turns = one_array(table, "turns")
-    structs = turns.values
+def _without_tokens(table: pa.Table) -> dict[str, pa.Array]:
+    """The columns that hold tokens or places among them, without any."""
+    count, turns = table.num_rows, one_array(table, "turns")
+    structs, fields = turns.values, list(turns.values.type)
     zeros = pa.array(np.zeros(len(structs), np.int32))
-    fields = list(structs.type)
     cells = [zeros if one.name in ("token_start", "token_end") else structs.field(one.name) for one in fields]
-    return pa.ListArray.from_arrays(turns.offsets, pa.StructArray.from_arrays(cells, fields=fields), type=turns.type)
+    without = pa.StructArray.from_arrays(cells, fields=fields)
+    return {
+        **{name: pa.array([[]] * count, table.schema.field(name).type) for name in _TOKENS},
+        **{name: pa.nulls(count, table.schema.field(name).type) for name in _SCORES},
+        "prompt_length": pa.array(np.zeros(count, np.int32)),
+        "turns": pa.ListArray.from_arrays(turns.offsets, without, type=turns.type),
+    }
 
 
 def _store_images(lists: pa.Array, outputs: Path) -> pa.Array:
