@@ -106,10 +106,7 @@ def mcnemar(gains: Sequence[int]) -> float:
         return 1.0
     chances = np.ones(1)  # of the sums −Σ sizes, −Σ sizes + 2, … of the clusters so far
     for size in sizes:
-        longer = np.zeros(len(chances) + size)
-        longer[: len(chances)] += chances / 2
-        longer[size:] += chances / 2
-        chances = longer
+        chances = np.pad(chances / 2, (0, size)) + np.pad(chances / 2, (size, 0))
     at = (sum(sizes) + total) // 2
     return float(min(1.0, 2 * chances[at + 1 :].sum() + chances[at]))
 

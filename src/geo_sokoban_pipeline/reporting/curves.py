@@ -231,16 +231,14 @@ def run_facts(rows: Rows, history: Rows) -> list[tuple[str, str]]:
 
 def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str = "solve_rate") -> Series:
     """One validation metric by the number of iterations trained."""
-    points: list[tuple[float, float]] = []
+
+    def find(part: str) -> list[tuple[float, float]]:
+        # The row of iteration 0 holds the validation before training under names of its own.
+        later = points_of(rows, f"eval/validation/{mode}_{part}")
+        return [*points_of(rows, f"eval/start/{mode}_{part}"), *((iteration + 1, value) for iteration, value in later)]
+
+    points, lows, highs = find(metric), find("low"), find("high")
     spread: list[tuple[float, float]] = []
-    # The row of iteration 0 holds the validation before training under names of its own.
-    for prefix, trained in ((f"eval/start/{mode}", 0), (f"eval/validation/{mode}", 1)):
-        value, low, high = (f"{prefix}_{part}" for part in (metric, "low", "high"))
-        for row in rows:
-            if is_number(row.get(value)) and is_number(row.get("iteration")):
-                points.append((float(row["iteration"]) + trained, float(row[value])))
-                if is_number(row.get(low)) and is_number(row.get(high)):
-                    spread.append((float(row[low]), float(row[high])))
-    if metric != "solve_rate" or mode != "sampled" or len(spread) < len(points):
-        spread = []
+    if metric == "solve_rate" and mode == "sampled" and len(points) == len(lows) == len(highs):
+        spread = [(low, high) for (_, low), (_, high) in zip(lows, highs, strict=True)]
     return Series(name, colour, points, spread, "dots")
