@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from geo_sokoban_pipeline.console import Progress, track
 from geo_sokoban_pipeline.processes import count_cores, tethered
@@ -137,7 +137,6 @@ class StudyError(RuntimeError):
 class _Child:
     member: StudyRun
     process: subprocess.Popen[bytes]
-    log: IO[bytes]
     began: float
     whole: bool  # nothing of the member was there before
     maker: dict[str, Any]
@@ -198,26 +197,25 @@ def _start(member: StudyRun, command: Command, folder: StudyFolder) -> _Child:
         params["fresh"] = True  # it replaces the older run once it has something itself
     write_json(config, {"run": {"pipelines": ",".join(member.pipelines), "params": params}})
     log.parent.mkdir(parents=True, exist_ok=True)
-    handle = log.open("ab")
     whole = "fresh" in params or member.folders.is_empty
     logger.info("%s: %s", member.run_id, "started" if whole else "goes on")
-    process = subprocess.Popen(
-        tethered(command.words(config)),
-        cwd=command.project,
-        env=command.environment(member.root),
-        stdin=subprocess.DEVNULL,
-        stdout=handle,
-        stderr=subprocess.STDOUT,
-        # A Ctrl-C at the terminal goes to the study alone, which ends its children in order.
-        start_new_session=True,
-    )
-    return _Child(member, process, handle, time.monotonic(), whole, describe_maker(command.project))
+    with log.open("ab") as handle:
+        process = subprocess.Popen(
+            tethered(command.words(config)),
+            cwd=command.project,
+            env=command.environment(member.root),
+            stdin=subprocess.DEVNULL,
+            stdout=handle,
+            stderr=subprocess.STDOUT,
+            # A Ctrl-C at the terminal goes to the study alone, which ends its children in order.
+            start_new_session=True,
+        )
+    return _Child(member, process, time.monotonic(), whole, describe_maker(command.project))
 
 
 def _settle(
     child: _Child, folder: StudyFolder, workers: int, done: set[str], failed: dict[str, str], progress: Progress
 ) -> None:
-    child.log.close()
     member, seconds, code = child.member, time.monotonic() - child.began, child.process.returncode
     if code == 0:
         folder.write_record(member, seconds if child.whole else None, workers, child.maker)
@@ -256,7 +254,6 @@ def _end_children(running: list[_Child]) -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
-            child.log.close()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -87,21 +87,18 @@ def write_logs(files: Sequence[Path], folder: Path, name: str, about: Mapping[st
 def _write(path: Path, header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     summaries = [_summary(sample) for sample in samples]
-    start = {name: header[name] for name in ("version", "eval", "plan")}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-
-        def add(name: str, value: Any) -> None:
-            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    files = {
+        "_journal/start.json": {name: header[name] for name in ("version", "eval", "plan")},
+        **{f"samples/{sample['id']}_epoch_{sample['epoch']}.json": sample for sample in samples},
+        "_journal/summaries/1.json": summaries,
+        "summaries.json": summaries,
+        "header.json": header,
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, value in files.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, text.encode())
-
-        add("_journal/start.json", start)
-        for sample in samples:
-            add(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
-        add("_journal/summaries/1.json", summaries)
-        add("summaries.json", summaries)
-        add("header.json", header)
+            archive.writestr(entry, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _header(

@@ -183,13 +183,13 @@ def score_columns(runs: Sequence[BrowsedRun]) -> dict[str, np.ndarray]:
     """Mean scores of each episode's tokens as columns of the list, NaN without scores; {}: no run has scores."""
     if not any(run.scored for run in runs):
         return {}
-    ids = [(run.scored, name) for run in runs for name in run.index["trajectory_id"].to_pylist()]
-    means = {name: np.full(len(ids), np.nan) for name in _MEANS}
-    for at, (scored, episode) in enumerate(ids):
-        for name, values in means.items():
-            known = [row[name] for row in scored.get(episode, ()) if row[name] is not None]
-            values[at] = round(float(np.mean(known, dtype=np.float64)), 6) if known else np.nan
-    return means
+    scores = [run.scored.get(name, []) for run in runs for name in run.index["trajectory_id"].to_pylist()]
+    return {name: np.array([_mean_score(rows, name) for rows in scores]) for name in _MEANS}
+
+
+def _mean_score(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    known = [row[name] for row in rows if row[name] is not None]
+    return round(float(np.mean(known, dtype=np.float64)), 6) if known else np.nan
 
 
 def _write_list(folder: Path, columns: Mapping[str, Any], rows: int) -> int:
