@@ -122,7 +122,7 @@ def mean_curve(curves: Sequence[Points]) -> Points:
     if begin >= end:
         return []
     spots = np.linspace(begin, end, _GRID + 1)
-    heights = [np.interp(spots, *zip(*curve, strict=True)) for curve in curves]
+    heights = [np.interp(spots, curve[:, 0], curve[:, 1]) for curve in map(np.array, curves)]
     return list(zip(spots.tolist(), np.mean(heights, axis=0).tolist(), strict=True))
 
 

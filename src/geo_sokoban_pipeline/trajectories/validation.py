@@ -124,21 +124,29 @@ class EpisodeTable:
             row = int(np.argmax(bad))
             self.fail(column, row, self.column(column)[row].as_py() if value is None else value(row), rule)
 
+    def fail_item(
+        self,
+        bad: np.ndarray,
+        column: str,
+        items: Ragged,
+        rule: str,
+        value: Callable[[int, int], Any] | None = None,
+    ) -> None:
+        """Raise for the first flagged entry of the rows' lists, if any.
+
+        Args:
+            value: of an entry, by its flat position and its place in the list; None: the entry itself.
+        """
+        if bad.any():
+            position = int(np.argmax(bad))
+            row = items.row_of(position)
+            index = position - int(items.offsets[row])
+            shown = f"{column}[{index}] = {items.values[position].as_py()}" if value is None else value(position, index)
+            self.fail(column, row, shown, rule)
+
     def fail_token(self, bad: np.ndarray, column: str, values: np.ndarray, rule: str) -> None:
         """Raise for the first flagged token, if any."""
-        if bad.any():
-            position = int(np.argmax(bad))
-            row = self.token_ids.row_of(position)
-            token = position - int(self.token_ids.offsets[row])
-            self.fail(column, row, f"{values[position]} at token {token}", rule)
-
-    def fail_item(self, bad: np.ndarray, column: str, items: Ragged, rule: str) -> None:
-        """Raise for the first flagged entry of a list of structs, if any."""
-        if bad.any():
-            position = int(np.argmax(bad))
-            row = int(items.rows[position])
-            index = position - int(items.offsets[row])
-            self.fail(column, row, f"{column}[{index}] = {items.values[position].as_py()}", rule)
+        self.fail_item(bad, column, self.token_ids, rule, lambda at, token: f"{values[at]} at token {token}")
 
 
 def check_nulls(episodes: EpisodeTable, nullable: Set[str]) -> None:

@@ -8,7 +8,6 @@ is only ever a string in that JSON, and the page shows strings as text.
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from geo_sokoban_pipeline.formats import describe_policy
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, describe_end
 from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError
 from geo_sokoban_pipeline.runs.provenance import read_commands, suggest_command
+from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import Ragged, one_array
 from geo_sokoban_pipeline.trajectories.index import find_gaps
@@ -516,14 +516,14 @@ class _Images:
     """Images of a site, each stored once, in scripts that hold several."""
 
     folder: Path
-    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
     size: int = 0
     scripts: int = 0
 
     def add(self, image: bytes) -> tuple[int, int]:
         """Script and place of an image."""
-        if (key := hashlib.blake2b(image, digest_size=16).digest()) not in self.places:
+        if (key := content_hash(image)) not in self.places:
             if self.size > IMAGES_BYTES:
                 self.close()
             self.places[key] = (self.scripts, len(self.open))
