@@ -24,52 +24,27 @@ from geo_sokoban_pipeline.studies.results import (
 )
 from geo_sokoban_pipeline.studies.run import StudyFolder
 
+EVALUATED = "long-seed0@/somewhere/final_policy"
 
-def summary(policies: list[str], *rows: tuple[str, str]) -> dict[str, Any]:
+
+@pytest.mark.parametrize(
+    ("policies", "rows", "players"),
+    [
+        (["warm_start", "final"], ["warm_start", "final", "final_blank", "random"],
+         ["warm_start", "final", "final_blank", "random"]),
+        (["start", "final"], ["start", "final"], ["warm_start", "final"]),
+        ([EVALUATED], [EVALUATED, f"{EVALUATED}_blank", "teacher (direct)", "teacher (direct), never gives up"],
+         ["final", "final_blank", "teacher", "teacher_patient"]),
+        (["control_optimal"], ["control_optimal"], ["control_optimal"]),
+    ],
+)  # fmt: skip
+def test_rows_of_a_run_and_of_an_evaluation_have_the_same_names(policies, rows, players):
     ends = {"low": 0.25, "high": 0.875}
-    lengths = [{"length": 1, "solved": 3, "episodes": 4, **ends}]
-    counts = {"solved": 3, "episodes": 4, "clusters": 2, **ends, "by_length": lengths}
-    return {"policies": policies, "rows": [{"policy": policy, "mode": mode, **counts} for policy, mode in rows]}
-
-
-def test_rows_of_a_run_and_of_an_evaluation_have_the_same_names():
-    run = summary(
-        ["warm_start", "final"],
-        ("warm_start", "sampled"),
-        ("final", "greedy"),
-        ("final_blank", "sampled"),
-        ("random", "-"),
-    )
-    assert [row["player"] for row in evaluation_rows(run, "sokoban")] == [
-        "warm_start",
-        "final",
-        "final_blank",
-        "random",
-    ]
-    without = summary(["start", "final"], ("start", "sampled"), ("final", "sampled"))
-    assert [row["player"] for row in evaluation_rows(without, "sokoban")] == ["warm_start", "final"]
-    name = "long-seed0@/somewhere/final_policy"
-    patient = ("teacher (direct), never gives up", "-")
-    other = summary([name], (name, "sampled"), (f"{name}_blank", "sampled"), ("teacher (direct)", "-"), patient)
-    assert [row["player"] for row in evaluation_rows(other, "sokoban")] == [
-        "final",
-        "final_blank",
-        "teacher",
-        "teacher_patient",
-    ]
-    control = summary(["control_optimal"], ("control_optimal", "sampled"))
-    assert evaluation_rows(control, "sokoban") == [
-        {
-            "player": "control_optimal",
-            "mode": "sampled",
-            "solved": 3,
-            "episodes": 4,
-            "clusters": 2,
-            "low": 0.25,
-            "high": 0.875,
-            "by_length": [[1, 3, 4, 0.25, 0.875]],
-        }
-    ]
+    counts = {"mode": "greedy", "solved": 3, "episodes": 4, "clusters": 2, **ends}
+    by_length = [{"length": 1, "solved": 3, "episodes": 4, **ends}]
+    summary = {"policies": policies, "rows": [{"policy": name, **counts, "by_length": by_length} for name in rows]}
+    wanted = [{"player": name, **counts, "by_length": [[1, 3, 4, 0.25, 0.875]]} for name in players]
+    assert evaluation_rows(summary, "sokoban") == wanted
 
 
 def test_curve_of_the_loop():
