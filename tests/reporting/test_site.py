@@ -370,6 +370,9 @@ def test_nothing_to_browse(tmp_path: Path, three_iterations: BrowsedRun) -> None
     none = replace(three_iterations, index=three_iterations.index.slice(0, 0))
     with pytest.raises(NothingToBrowseError, match="train_sokoban/default: no episodes"):
         write_site(tmp_path / "site", [none])
+    # Beside another run, one without episodes is no fault.
+    counts = write_site(tmp_path / "both", [replace(none, name="train_sokoban/none"), three_iterations])
+    assert counts["episodes"] == three_iterations.index.num_rows
 
 
 def test_the_command_writes_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

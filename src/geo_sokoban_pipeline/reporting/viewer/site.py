@@ -492,7 +492,8 @@ class _TokenTable:
         """
         counts = self.counts.sort_index().sort_values("log_prob", ascending=False, kind="stable")
         means, ids = self.sums.loc[counts.index] / counts, counts.index.astype(int).tolist()
-        widest = self.widest.set_index("id").reindex(ids)
+        # A run without episodes has no columns yet.
+        widest = self.widest.reindex(columns=["id", "gap", "row", "position"]).set_index("id").reindex(ids)
         places = zip(widest["row"].tolist(), widest["position"].tolist(), strict=True)
         return {
             "id": ids,
