@@ -14,7 +14,7 @@ from PIL import Image
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
-from geo_sokoban_pipeline.envs.geo3k.figures import ProblemsExhaustedError
+from geo_sokoban_pipeline.envs.geo3k.figures.generation import ProblemsExhaustedError
 from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError

@@ -35,7 +35,7 @@ def draw_problems(options: Geo3kDataOptions, section: str) -> Callable[[], Itera
     try:
         drawn = generate_splits(counts, options.seed, options.problems)
     except ProblemsExhaustedError as error:
-        raise ProblemsExhaustedError(f"{section}.counts={counts}: {error}", error.problems) from error
+        raise ProblemsExhaustedError(f"{section}.counts={counts}: {error}") from error
 
     def rows() -> Iterator[Row]:
         for split in SPLITS:
@@ -46,21 +46,21 @@ def draw_problems(options: Geo3kDataOptions, section: str) -> Callable[[], Itera
 
 
 def _raw_row(problem: Problem, split: str, number: int) -> Row:
+    sketch = problem.sketch
     known = {
         "family": problem.family,
         "difficulty": problem.difficulty,
-        "numbers": dict(problem.numbers),
-        "candidates": [{"rule": one.rule, "label": one.label} for one in problem.candidates],
+        "numbers": dict(sketch.numbers),
+        "candidates": [{"rule": one.rule, "label": one.label} for one in sketch.candidates],
         "seed": problem.seed,
     }
     return {
         "row_id": f"{split}_{number:05d}",
         "source": "generate",
         "source_split": split,
-        # Not `problem.png`, which the problem would cache.
         "images": [{"bytes": render_layout_png(problem.layout), "path": None}],
-        "problem": f"{PLACEHOLDER}{problem.question}",
-        "answer": problem.label,
+        "problem": f"{PLACEHOLDER}{sketch.question}",
+        "answer": sketch.label,
         "columns": json.dumps(known),
         "error": None,
     }

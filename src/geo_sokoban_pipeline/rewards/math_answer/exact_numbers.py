@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
 from fractions import Fraction
 from numbers import Real
 from typing import Any
 
 Term = tuple[int, int]  # square-free radicand, power of π
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
 _MOST_BITS = 2048  # of a numerator or denominator
 _MOST_TERMS = 32
 _LARGEST_RADICAND = 10**10  # above it, taking out squares would take milliseconds
@@ -399,6 +400,43 @@ class Surd:
         return math.fsum(
             float(factor) * math.sqrt(radicand) * math.pi**power for (radicand, power), factor in self.terms.items()
         )
+
+    @property
+    def label(self) -> str:
+        """Spaced LaTeX of a number of one term, as Geometry3K writes it, such as `\\frac { 5 } { 3 } \\pi`."""
+        radicand, power, factor = self._only_term()
+        over, under = abs(factor.numerator), factor.denominator
+        root = f"\\sqrt {{ {radicand} }}" if radicand != 1 else ""
+        number = str(over) if over != 1 or not (root or power) else ""
+        # Geometry3K writes π behind a fraction, unless nothing else would stand above the line.
+        behind = power and under != 1 and not (over == 1 and not root)
+        above = " ".join(filter(None, (number, root, "\\pi" if power and not behind else "")))
+        written = above if under == 1 else f"\\frac {{ {above or '1'} }} {{ {under} }}" + (" \\pi" if behind else "")
+        return f"- {written}" if factor < 0 else written
+
+    def decimal(self, places: int | None = None) -> str:
+        """Decimal of a number of one term, half rounded up.
+
+        Args:
+            places: digits after the point, trailing zeros dropped. None: all of them.
+
+        Raises:
+            ValueError: `places` is None and the value has no finite decimal.
+        """
+        radicand, power, factor = self._only_term()
+        with localcontext(prec=50):
+            number = Decimal(factor.numerator) / factor.denominator * Decimal(radicand).sqrt() * (_PI if power else 1)
+            if places is not None:
+                number = number.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
+            elif Fraction(number) != self.as_rational():
+                raise ValueError(f"{self.label} has no finite decimal; give the places to round to")
+        text = f"{number:f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+
+    def _only_term(self) -> tuple[int, int, Fraction]:
+        """Radicand, power of π and factor of a number of one term, such as the answer to a generated problem."""
+        (((radicand, power), factor),) = self.terms.items() or {(1, 0): Fraction(0)}.items()
+        return radicand, power, factor
 
     def _inverse(self) -> Surd:
         terms = list(self.terms.items())

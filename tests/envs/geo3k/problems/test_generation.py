@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import random
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,89 +17,97 @@ from PIL import Image
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
-from geo_sokoban_pipeline.envs.geo3k.figures import (
+from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png, text_mask
+from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
+from geo_sokoban_pipeline.envs.geo3k.figures.generation import (
+    FAMILIES,
     ProblemsExhaustedError,
     family_names,
-    generate_problems,
     generate_splits,
-    problem_key,
 )
-from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png, text_mask
-from geo_sokoban_pipeline.envs.geo3k.figures.generation import FAMILIES
+from geo_sokoban_pipeline.envs.geo3k.figures.problem import Problem, problem_key
 from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import (
     TINY_FAMILIES,
     assign_angles,
     family_angles,
     tiny_sketch,
 )
+from geo_sokoban_pipeline.envs.rows import DataError
 
 COUNTS = {"eval": 640, "validation": 256, "train": 1024}
-MIXED = ProblemOptions(difficulty="mixed")
+
+
+def draw(count: int, seed: int = 0, **options: Any) -> list[Problem]:
+    return generate_splits({"train": count}, seed, ProblemOptions(**options))["train"]
+
+
+def keys_of(problems: list[Problem]) -> list[str]:
+    return [problem_key(problem.family, problem.sketch.numbers) for problem in problems]
 
 
 def test_default_problems_have_many_answers_in_the_image_only_and_splits_share_no_figure():
-    tiny = generate_splits(COUNTS, 0)
+    tiny = generate_splits(COUNTS, 0, ProblemOptions())
     for split, problems in tiny.items():
         assert len(problems) == COUNTS[split]
-        labels = Counter(problem.label for problem in problems)
+        labels = Counter(problem.sketch.label for problem in problems)
         assert len(labels) >= (25 if split == "validation" else 40)
         assert max(labels.values()) <= 0.1 * len(problems)
         families = Counter(problem.family for problem in problems)
         assert len(families) == 5 and max(families.values()) - min(families.values()) <= 1
-    assert {problem.question for problem in tiny["train"]} == {"Find $x$."}
+    assert {problem.sketch.question for problem in tiny["train"]} == {"Find $x$."}
     for problem in tiny["eval"]:
-        texts = {label.text for label in problem.layout.figure.labels}
-        assert texts == {f"{dict(problem.numbers)['a']}°", "x°", str(dict(problem.numbers)["length"])}
+        texts, numbers = {label.text for label in problem.layout.figure.labels}, dict(problem.sketch.numbers)
+        assert texts == {f"{numbers['a']}°", "x°", str(numbers["length"])}
     # The length beside the angle decides nothing, so it must not be what keeps splits apart.
-    pairs = {split: {(p.family, dict(p.numbers)["a"]) for p in problems} for split, problems in tiny.items()}
+    pairs = {split: {(p.family, dict(p.sketch.numbers)["a"]) for p in problems} for split, problems in tiny.items()}
     assert {split: len(found) for split, found in pairs.items()} == {"eval": 52, "validation": 32, "train": 127}
     assert sum(map(len, pairs.values())) == len(set().union(*pairs.values()))
-    keys = [(problem.family, problem.numbers) for problems in tiny.values() for problem in problems]
-    assert len(keys) == len(set(keys))
+    keys = {split: keys_of(problems) for split, problems in tiny.items()}
+    assert sum(map(len, keys.values())) == len(set().union(*keys.values()))
     # More training problems do not change the held-out ones.
-    fewer = generate_splits({**COUNTS, "train": 10}, 0)
-    assert [p.key for p in fewer["eval"]] == [p.key for p in tiny["eval"]]
-    assert [p.key for p in fewer["train"]] == [p.key for p in tiny["train"][:10]]
+    fewer = generate_splits({**COUNTS, "train": 10}, 0, ProblemOptions())
+    assert (keys_of(fewer["eval"]), keys_of(fewer["train"])) == (keys["eval"], keys["train"][:10])
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(-(2**40), 2**40), st.integers(0, 40), st.sampled_from(["tiny", "easy", "medium", "hard", "mixed"]))
 def test_problems_are_distinct_exact_and_determined_by_the_seed(seed, count, difficulty):
-    options = ProblemOptions(difficulty=difficulty)
-    problems = generate_problems(count, seed, options)
-    assert len({problem.key for problem in problems}) == len(problems) == count
-    again = generate_problems(count + 3, seed, options)[:count]
-    assert [(p.label, p.numbers, p.layout) for p in again] == [(p.label, p.numbers, p.layout) for p in problems]
-    for problem in problems:
-        assert float(problem.value) > 0
-        assert problem.form in ("integer", "decimal", "surd", "fraction", "pi")
-        assert problem.key == problem_key(problem.family, tuple(reversed(problem.numbers)))
+    problems = draw(count, seed, difficulty=difficulty)
+    assert len(set(keys_of(problems))) == len(problems) == count
+    assert draw(count + 3, seed, difficulty=difficulty)[:count] == problems
+    for problem, key in zip(problems, keys_of(problems), strict=True):
+        assert float(problem.sketch.value) > 0
+        assert answer_form(problem.sketch.label) in ("integer", "decimal", "surd", "fraction", "pi")
+        assert key == problem_key(problem.family, tuple(reversed(problem.sketch.numbers)))
 
 
 def test_mixed_problems_hold_all_families_difficulties_and_forms():
-    problems = generate_problems(3 * len(family_names("mixed")), 3, MIXED)
+    problems = draw(3 * len(family_names("mixed")), 3, difficulty="mixed")
     assert {problem.family for problem in problems} == set(family_names("mixed"))
     assert {problem.difficulty for problem in problems} == {"easy", "medium", "hard"}
-    assert {problem.form for problem in problems} == {"integer", "decimal", "surd", "fraction", "pi"}
+    forms = {answer_form(problem.sketch.label) for problem in problems}
+    assert forms == {"integer", "decimal", "surd", "fraction", "pi"}
 
 
 def test_other_processes_draw_the_same_images():
-    script = (
-        "import hashlib; from geo_sokoban_pipeline.envs.geo3k.figures import generate_problems;"
-        "from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions as O;"
-        "rows = generate_problems(12, 5) + generate_problems(30, 5, O(difficulty='mixed'));"
-        "print(hashlib.sha256(b''.join(p.png + p.key.encode() + p.label.encode() for p in rows)).hexdigest())"
-    )
-    rows = generate_problems(12, 5) + generate_problems(30, 5, MIXED)
-    ours = hashlib.sha256(b"".join(p.png + p.key.encode() + p.label.encode() for p in rows)).hexdigest()
+    script = """
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.sources import open_source
+from geo_sokoban_pipeline.seeding import content_hash
+counts = {"train": 12, "validation": 2, "eval": 30}
+options = [Geo3kDataOptions(counts=counts, problems={"difficulty": each}) for each in ("tiny", "mixed")]
+digest = content_hash(*(repr(row) for each in options for row in open_source(each, "geo3k")))
+"""
+    here: dict[str, Any] = {}
+    exec(script, here)
     run = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", f"{script}print(digest)"],
         env={"PYTHONHASHSEED": "12345", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert run.stdout.strip() == ours
+    assert run.stdout.strip() == here["digest"]
 
 
 @pytest.mark.parametrize(
@@ -114,18 +122,9 @@ def test_other_processes_draw_the_same_images():
     ],
 )
 def test_shares_of_families(families, expected):
-    options = ProblemOptions(difficulty="tiny" if "linear_pair" in families else "easy", families=families)
-    found = Counter(problem.family for problem in generate_problems(100, 0, options))
+    difficulty = "tiny" if "linear_pair" in families else "easy"
+    found = Counter(problem.family for problem in draw(100, difficulty=difficulty, families=families))
     assert found.total() == 100 and all(found[family] in counts for family, counts in expected.items())
-
-
-def test_when_all_are_used_up_the_error_says_so():
-    options = ProblemOptions(difficulty="easy", families={"complementary_angles": 1.0})
-    with pytest.raises(ProblemsExhaustedError, match=r"count=100: .* about \d\d distinct problems") as error:
-        generate_problems(100, 0, options)
-    assert 25 <= len(error.value.problems) <= 35
-    with pytest.raises(ValueError, match="count=-1"):
-        generate_problems(-1, 0)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +135,19 @@ def test_when_all_are_used_up_the_error_says_so():
             "families.linear_pear=1: no family of difficulty tiny. Did you mean linear_pair",
         ),
         ({"families": {"sector": 1.0}}, "no family of difficulty tiny"),
-        ({"angle_step": 20, "families": {"vertical_angles": 1.0}, "lengths": (10, 10)}, "distinct problems"),
+        (
+            {"difficulty": "easy", "families": {"complementary_angles": 1.0}},
+            r"train=50: .* about (2[5-9]|3[0-5]) distinct problems of difficulty easy .* Lower the counts",
+        ),
+        (
+            {"angle_step": 20, "families": {"vertical_angles": 1.0}, "lengths": (10, 10)},
+            r"about 1 distinct problems .* Lower the counts or angle_step",
+        ),
     ],
 )
 def test_errors_name_the_way_out(options, message):
-    with pytest.raises(ValueError, match=message):
-        generate_problems(50, 0, ProblemOptions(**options))
+    with pytest.raises((DataError, ProblemsExhaustedError), match=message):
+        draw(50, **options)
 
 
 @pytest.mark.parametrize(
@@ -321,9 +327,9 @@ def test_candidates_are_every_rule_applied_to_the_angle():
         ("a / 2", "32"),
         ("2 a", "128"),
     }
-    for problem in generate_problems(60, 11):
+    for problem in draw(60, 11):
         rule = TINY_FAMILIES[problem.family].rule
-        assert [one.label for one in problem.candidates if one.rule == rule] == [problem.label]
+        assert [one.label for one in problem.sketch.candidates if one.rule == rule] == [problem.sketch.label]
     # Each rule holds in one family, so an expert that draws rules is right about once in as many.
     assert sorted(kind.rule for kind in TINY_FAMILIES.values()) == sorted(one.rule for one in sketch.candidates)
 
@@ -331,7 +337,7 @@ def test_candidates_are_every_rule_applied_to_the_angle():
 def test_digits_have_patches_of_their_own_and_look_equal_in_places_that_depend_on_the_family_alone():
     """Within a family the image of a number is the number's alone, wherever the lines run."""
     places, seen = defaultdict(set), {}
-    for problem in generate_problems(100, 11):
+    for problem in draw(100, 11):
         layout = problem.layout
         assert (layout.width, layout.height) == (128, 96)
         pixels = np.asarray(Image.open(io.BytesIO(render_layout_png(layout))))
@@ -348,8 +354,8 @@ def test_digits_have_patches_of_their_own_and_look_equal_in_places_that_depend_o
 
 
 def test_steps_lengths_and_scale_are_parameters():
-    for problem in generate_problems(150, 0, ProblemOptions(angle_step=5, lengths=(20, 29), picture_scale=2.0)):
-        numbers = dict(problem.numbers)
+    for problem in draw(150, angle_step=5, lengths=(20, 29), picture_scale=2.0):
+        numbers = dict(problem.sketch.numbers)
         assert numbers["a"] % 5 == 0 and 20 <= numbers["length"] <= 29
         # Images grow by whole tokens.
         assert (problem.layout.width, problem.layout.height, problem.layout.font_size) == (256, 192, 38)

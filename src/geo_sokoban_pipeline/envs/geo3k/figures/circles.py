@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from geo_sokoban_pipeline.envs.geo3k.config import Difficulty
-from geo_sokoban_pipeline.envs.geo3k.figures.exact import ExactValue, exact
+from geo_sokoban_pipeline.envs.geo3k.figures.exact import exact
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import (
     Figure,
     Label,
@@ -31,6 +31,7 @@ from geo_sokoban_pipeline.envs.geo3k.figures.problem import (
     point_names,
     related_measures,
 )
+from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import Surd
 
 
 def inscribed_angle(generator: random.Random, difficulty: Difficulty) -> Sketch:
@@ -192,7 +193,7 @@ def _measured_circle(
     generator: random.Random,
     difficulty: Difficulty,
     questions: dict[str, str],
-    measure: Callable[[ExactValue], ExactValue],
+    measure: Callable[[Surd], Surd],
 ) -> Sketch:
     """A question about a circle, given its measure by its diameter."""
     letter = generator.choice("CDKNOPQ")
@@ -229,7 +230,7 @@ def sector(generator: random.Random, difficulty: Difficulty) -> Sketch:
     return Sketch(question, (("degrees", degrees), ("radius", radius)), value, value.label, figure, upright=False)
 
 
-def _plain_circle(generator: random.Random, letter: str, *, scale: int) -> tuple[Figure, ExactValue, Numbers]:
+def _plain_circle(generator: random.Random, letter: str, *, scale: int) -> tuple[Figure, Surd, Numbers]:
     """Circle with a radius or a diameter drawn, its diameter, and what is given."""
     number = generator.randint(2 * scale, 60 * scale)
     whole_line = generator.random() < 0.5
@@ -242,7 +243,7 @@ def _plain_circle(generator: random.Random, letter: str, *, scale: int) -> tuple
     return figure, exact(2 * radius), (("diameter" if whole_line else "radius", number), ("scale", scale))
 
 
-def _inscribed_shape(generator: random.Random, letter: str) -> tuple[Figure, ExactValue, Numbers]:
+def _inscribed_shape(generator: random.Random, letter: str) -> tuple[Figure, Surd, Numbers]:
     """Circle around a square or a right triangle, its diameter, and what is given."""
     if generator.random() < 0.5:
         side = generator.randint(2, 40)

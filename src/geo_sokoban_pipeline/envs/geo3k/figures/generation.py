@@ -1,8 +1,8 @@
 """Geometry problems from a seed, no two alike, for splits that share no (family, numbers).
 
 A tiny image also holds a number that no rule uses; splits share no (family, angle) either, whatever that number is.
-Problem i is drawn from a seed of its own, derived from the root seed and i: a shorter call's problems are the first of
-a longer call's, in every process.
+Problem i is drawn from a seed of its own, derived from the root seed and i: the problems of a smaller count are the
+first of a larger one's, in every process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import (
     LINE_WIDTH,
     TINY_FAMILIES,
     assign_angles,
-    family_angles,
     tiny_sketch,
 )
 from geo_sokoban_pipeline.envs.rows import DataError
@@ -31,94 +30,46 @@ _MAX_ATTEMPTS = 400
 
 
 class ProblemsExhaustedError(ValueError):
-    """The families have fewer problems than wanted.
-
-    Attributes:
-        problems: those found before, of the split that ran out.
-    """
-
-    def __init__(self, message: str, problems: list[Problem]) -> None:
-        super().__init__(message)
-        self.problems = problems
+    """The families have fewer problems than wanted."""
 
 
-def generate_problems(count: int, seed: int, options: ProblemOptions | None = None) -> list[Problem]:
-    """Problems with pairwise different keys (family, numbers).
+def generate_splits(counts: Mapping[str, int], seed: int, options: ProblemOptions) -> dict[str, list[Problem]]:
+    """Problems of several splits with pairwise different keys (family, numbers).
+
+    Tiny problems of the splits that `held_out_angles` names share no (family, angle) with any other split. Families
+    take turns by their shares; one that is used up leaves its turns to the others. The last split grows without a
+    change to the others: list evaluation first and training last.
 
     Args:
-        count: problems wanted.
+        counts: problems of each split, in the order in which they are drawn.
         seed: root seed.
-        options: families, difficulty, image size. None: the defaults, for the tiny policy.
-
-    Returns:
-        `count` problems; families take turns by their shares, one that is used up leaves its turns to the others.
+        options: families, difficulty, image size.
 
     Raises:
         ProblemsExhaustedError: all families are used up.
         ValueError: a value is out of range or a family unknown; the message names it.
     """
-    options = options or ProblemOptions()
-    tiny = family_shares(options) if options.difficulty == "tiny" else {}
-    angles = {family: family_angles(family, options.angle_step) for family in tiny}
-    return _generate(count, seed, options, angles, [], "")
-
-
-def generate_splits(
-    counts: Mapping[str, int], seed: int, options: ProblemOptions | None = None
-) -> dict[str, list[Problem]]:
-    """Problems of several splits, none of which shares a (family, numbers) with another.
-
-    Tiny problems of the splits that `held_out_angles` names share no (family, angle) with any other split.
-
-    The last split grows without a change to the others: list evaluation first and training last.
-
-    Args:
-        counts: problems of each split, in the order in which they are drawn.
-        seed, options: as for `generate_problems`.
-
-    Raises:
-        ProblemsExhaustedError, ValueError: as `generate_problems`.
-    """
-    options = options or ProblemOptions()
-    tiny = family_shares(options) if options.difficulty == "tiny" else {}
-    assigned = assign_angles(tuple(tiny), counts, seed, options)
-    drawn: list[Problem] = []
-    splits = {}
-    for split, number in counts.items():
-        angles = {family: by_split[split] for family, by_split in assigned.items()}
-        splits[split] = _generate(number, seed, options, angles, drawn, split)
-        drawn += splits[split]
-    return splits
-
-
-def _generate(
-    count: int,
-    seed: int,
-    options: ProblemOptions,
-    angles: Mapping[str, Sequence[int]],
-    drawn: Sequence[Problem],
-    split: str,
-) -> list[Problem]:
-    """`count` problems unlike each other and those drawn before; `angles` by tiny family."""
-    if count < 0:
-        raise ValueError(f"count={count}: must be at least 0")
     shares = family_shares(options)
-    given = {problem.key for problem in drawn}
-    turns = dict.fromkeys(shares, 0)
-    problems: list[Problem] = []
-    while len(problems) < count:
-        if not turns:
-            raise ProblemsExhaustedError(_explain(count, len(problems), options, split), problems)
-        # The family furthest behind its share; ties go to the first.
-        family = min(turns, key=lambda name: (turns[name] + 1) / shares[name])
-        turns[family] += 1
-        own_seed = derive_seed(seed, "geo3k", "problems", len(drawn) + len(problems), family)
-        problem = _draw(family, turns[family] - 1, own_seed, options, angles.get(family, ()), given)
-        if problem is None:
-            del turns[family]
-        else:
-            problems.append(problem)
-    return problems
+    assigned = assign_angles(tuple(shares), counts, seed, options) if options.difficulty == "tiny" else {}
+    given: set[str] = set()  # keys of the problems drawn so far
+    splits: dict[str, list[Problem]] = {}
+    for split, count in counts.items():
+        turns = dict.fromkeys(shares, 0)
+        problems = splits[split] = []
+        while len(problems) < count:
+            if not turns:
+                raise ProblemsExhaustedError(_explain(split, count, len(problems), options))
+            # The family furthest behind its share; ties go to the first.
+            family = min(turns, key=lambda name: (turns[name] + 1) / shares[name])
+            turns[family] += 1
+            own_seed = derive_seed(seed, "geo3k", "problems", len(given), family)
+            angles = assigned[family][split] if assigned else ()
+            problem = _draw(family, turns[family] - 1, own_seed, options, angles, given)
+            if problem is None:
+                del turns[family]
+            else:
+                problems.append(problem)
+    return splits
 
 
 def _draw(
@@ -137,30 +88,19 @@ def _draw(
         if (layout := lay_out(sketch, difficulty, generator, options)) is None:
             continue
         given.add(key)
-        return Problem(
-            family,
-            difficulty,
-            sketch.question,
-            sketch.numbers,
-            sketch.value,
-            sketch.label,
-            sketch.candidates,
-            layout,
-            own_seed,
-        )
+        return Problem(family, difficulty, sketch, layout, own_seed)
     return None
 
 
-def _explain(count: int, found: int, options: ProblemOptions, split: str) -> str:
+def _explain(split: str, count: int, found: int, options: ProblemOptions) -> str:
     way_out = (
         "Lower the counts or angle_step, widen lengths, name more families or change held_out_angles."
         if options.difficulty == "tiny"
         else "Lower the counts, name more families or take difficulty=mixed."
     )
     return (
-        f"{split or 'count'}={count}: the families hold only about {found} distinct problems of difficulty "
-        f"{options.difficulty}{' for this split' if split else ''} "
-        f"({_MAX_ATTEMPTS} draws in a row brought nothing new). {way_out}"
+        f"{split}={count}: the families hold only about {found} distinct problems of difficulty {options.difficulty} "
+        f"for this split ({_MAX_ATTEMPTS} draws in a row brought nothing new). {way_out}"
     )
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 from geo_sokoban_pipeline.envs.geo3k.config import Difficulty
-from geo_sokoban_pipeline.envs.geo3k.figures.exact import ExactValue, exact
+from geo_sokoban_pipeline.envs.geo3k.figures.exact import exact
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import (
     Figure,
     Label,
@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.envs.geo3k.figures.figure import (
     polar,
 )
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Linear, Numbers, Sketch, ask_x, linear_for, point_names
+from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import Surd
 
 
 def triangle_corners(left: float, right: float) -> tuple[Point, Point, Point]:
@@ -129,7 +130,7 @@ def _triangle_sketch(
     angles: tuple[float, float, float],
     texts: tuple[str, ...],
     numbers: Numbers,
-    value: ExactValue,
+    value: Surd,
     marks: tuple[Mark, ...] = (),
 ) -> Sketch:
     a, b, c = triangle_corners(angles[0], angles[1])
@@ -197,7 +198,7 @@ def _tangent(degrees: float) -> float:
 # Areas of triangles, parallelograms and trapezoids.
 
 
-_SINES: dict[int, ExactValue] = {30: exact(Fraction(1, 2)), 45: exact(Fraction(1, 2), 2), 60: exact(Fraction(1, 2), 3)}
+_SINES: dict[int, Surd] = {30: exact(Fraction(1, 2)), 45: exact(Fraction(1, 2), 2), 60: exact(Fraction(1, 2), 3)}
 _ROUND = " Round to the nearest tenth if necessary."
 
 
@@ -232,7 +233,7 @@ def _isosceles_area(generator: random.Random) -> Sketch:
         marks=(Mark("tick", (corners[0], top)), Mark("tick", (corners[1], top))),
         labels=(length(str(base), base, *corners), length(str(side), side, corners[1], top)),
     )
-    return _sketch("triangle", height * Fraction(base, 2), (("base", base), ("side", side)), figure)
+    return _sketch("triangle", height * exact(Fraction(base, 2)), (("base", base), ("side", side)), figure)
 
 
 def parallelogram_area(generator: random.Random, difficulty: Difficulty) -> Sketch:
@@ -249,7 +250,7 @@ def parallelogram_area(generator: random.Random, difficulty: Difficulty) -> Sket
             (length(str(base), base, 0j, complex(base)), length(str(side), side, 0j, lean)),
             (angle(f"{degrees}°", degrees, 0j, complex(base), lean),),
         )
-        value = _SINES[degrees] * (base * side)
+        value = _SINES[degrees] * exact(base * side)
         return _sketch("parallelogram", value, (("base", base), ("side", side), ("degrees", degrees)), figure)
     if difficulty == "easy":
         # Whole numbers all three: offset, height and slanted side of the leaning edge.
@@ -321,7 +322,7 @@ def _isosceles_trapezoid(generator: random.Random) -> Sketch:
     labels.append(angle(f"{degrees}°", degrees, left, right, lean))
     ticks = (Mark("tick", (left, lean)), Mark("tick", (right, chain[2])))
     figure = Figure((Stroke(chain, "filled"), Stroke(chain)), (), ticks, tuple(labels))
-    return _sketch("trapezoid", height * Fraction(long + short, 2), given, figure)
+    return _sketch("trapezoid", height * exact(Fraction(long + short, 2)), given, figure)
 
 
 def _two_lengths(
@@ -354,11 +355,11 @@ def _length(number: int, scale: int, start: Point, end: Point) -> Label:
     return length(exact(Fraction(number, scale)).decimal(), number / scale, start, end)
 
 
-def _sketch(shape: str, value: ExactValue, numbers: Numbers, figure: Figure, scale: int = 1) -> Sketch:
+def _sketch(shape: str, value: Surd, numbers: Numbers, figure: Figure, scale: int = 1) -> Sketch:
     question = f"Find the area of the {shape}."
     if scale > 1:
         return Sketch(question + _ROUND, numbers, value, value.decimal(1), figure)
-    return Sketch(question, numbers, value, value.label if value.radicand != 1 else value.decimal(), figure)
+    return Sketch(question, numbers, value, value.label if value.as_rational() is None else value.decimal(), figure)
 
 
 TRIPLES = tuple(
@@ -416,9 +417,8 @@ def special_right_triangle(generator: random.Random, difficulty: Difficulty) -> 
     size = generator.randint(3, 40)
     root = generator.choice((2, 3, 6)) if difficulty == "hard" else 1
     known = exact(size, root)
-    unit = known * exact(1 / shape[given].coefficient, Fraction(1, shape[given].radicand))
-    values = {side: ratio * unit for side, ratio in shape.items()}
-    texts = {given: str(known.coefficient) + (f"√{root}" if root > 1 else ""), asked: "x"}
+    values = {side: ratio * known / shape[given] for side, ratio in shape.items()}
+    texts = {given: str(size) + (f"√{root}" if root > 1 else ""), asked: "x"}
     sides = tuple((texts.get(side, ""), float(values[side])) for side in ("leg", "other", "hypotenuse"))
     numbers = (("degrees", degrees), (given, size), ("root", root))
     legs = (float(values["leg"]), float(values["other"]))
@@ -434,7 +434,7 @@ def _right_triangle(
     sides: tuple[tuple[str, float], ...],
     angles: tuple[tuple[int, int], ...],
     numbers: Numbers,
-    value: ExactValue,
+    value: Surd,
     label: str,
     *,
     rounded: bool = False,

@@ -6,12 +6,12 @@ import json
 import random
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 
 from geo_sokoban_pipeline.envs.geo3k.config import Difficulty
-from geo_sokoban_pipeline.envs.geo3k.figures.drawing import FigureLayout, render_layout_png
-from geo_sokoban_pipeline.envs.geo3k.figures.exact import AnswerForm, ExactValue, answer_form, exact
+from geo_sokoban_pipeline.envs.geo3k.figures.drawing import FigureLayout
+from geo_sokoban_pipeline.envs.geo3k.figures.exact import exact
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import Figure
+from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import Surd
 from geo_sokoban_pipeline.seeding import content_hash
 
 Numbers = tuple[tuple[str, int], ...]
@@ -41,53 +41,34 @@ class Sketch:
 
     question: str
     numbers: Numbers
-    value: ExactValue
+    value: Surd
     label: str
     figure: Figure
     upright: bool = True
     candidates: tuple[Candidate, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem; `png` and `key` are computed on first use.
+    """One problem.
 
     Attributes:
         family: name of the rule, such as `linear_pair`.
         difficulty: tiny, easy, medium or hard.
-        question, numbers, value, label, candidates: as in `Sketch`.
+        sketch: question, numbers and answer.
         layout: the drawing in pixels, its labels placed.
         seed: of the generator that drew it.
     """
 
     family: str
     difficulty: Difficulty
-    question: str
-    numbers: Numbers
-    value: ExactValue
-    label: str
-    candidates: tuple[Candidate, ...]
+    sketch: Sketch
     layout: FigureLayout
     seed: int
 
-    @property
-    def form(self) -> AnswerForm:
-        """integer, decimal, surd, fraction or pi."""
-        return answer_form(self.label)
-
-    @cached_property
-    def key(self) -> str:
-        """Hash of family and numbers: no two problems of a call share it, and no two splits."""
-        return problem_key(self.family, self.numbers)
-
-    @cached_property
-    def png(self) -> bytes:
-        """RGB PNG file; equal problems give equal bytes."""
-        return render_layout_png(self.layout)
-
 
 def problem_key(family: str, numbers: Numbers) -> str:
-    """Content key of a family and its numbers, equal in every process."""
+    """Content key of a family and its numbers, equal in every process: no two problems of any splits share it."""
     return content_hash("geo3k problem", family, json.dumps(sorted(numbers), separators=(",", ":")))
 
 
@@ -150,7 +131,7 @@ class Related:
     second: Fraction
     texts: tuple[str, str]
     numbers: Numbers
-    answer: ExactValue
+    answer: Surd
     asks: str
 
 
