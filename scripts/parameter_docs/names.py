@@ -24,6 +24,7 @@ UNITS = {
     "solver_states": "states",
     "cell_px": "pixels",
     "max_steps": "moves",
+    "optimal_steps": "moves",
     "train": "rows",
     "validation": "rows",
     "eval": "rows",
@@ -290,33 +291,8 @@ OTHER_NAMES = {
 }
 
 # Arguments that no pydantic model holds: what each of them means.
-_ENV, _MOVES = "train_sokoban.env.args", "train_sokoban.env.args.rewards"
 _EXPERT = "train_geo3k*.warm_start.teacher.args"
 ARGUMENTS = {
-    f"{_ENV}.max_actions_per_turn": "Moves of a response that are carried out; further ones are ignored.",
-    f"{_ENV}.max_steps": "Moves after which the episode ends, blocked ones included. Not given: that of the prompt "
-    "(`sokoban.max_steps`).",
-    f"{_ENV}.cell_px": "Side of a cell in the image; as `sokoban.cell_px`, which the first image has.",
-    f"{_ENV}.observation_style": "Words of an observation: explained, or as few tokens as possible.",
-    f"{_ENV}.text_grid": "Write the position into the text as well.",
-    f"{_ENV}.render_mode": "`vision`: an image. `text`: the position as a grid of characters, no image. Not given: "
-    "that of the prompt.",
-    f"{_ENV}.malformed_counts_step": "A response without a move costs one of `max_steps`. Off is slime's rule, where "
-    "it changes nothing.",
-    f"{_ENV}.after_think": "Read actions only after the last `</think>`. Off is slime's rule.",
-    f"{_ENV}.end_when_lost": "End the episode once a box can never reach a target (a deadlock), and charge the turn "
-    "with `rewards.lost`. A level that is deadlocked from its start is played on. Off is slime's rule.",
-    f"{_ENV}.distance": "Distance of boxes to targets, in cells and walls ignored: each box to a target that is "
-    "still free, taken greedily (slime's rule), or the smallest sum over all assignments.",
-    f"{_MOVES}.blocked": "A move into a wall or a box that cannot be pushed.",
-    f"{_MOVES}.moved": "Every move of the player, pushes included.",
-    f"{_MOVES}.box_on": "Added where a move pushes a box onto a target.",
-    f"{_MOVES}.box_off": "Added where a move pushes a box off a target.",
-    f"{_MOVES}.malformed": "A turn whose response holds no move.",
-    f"{_MOVES}.success_bonus": "Added once, when the level is solved.",
-    f"{_MOVES}.lost": "Added to the turn that deadlocks the level, with `end_when_lost`.",
-    "train_sokoban.reward.args.aggregate": "How turn rewards add up: `mean` (slime's rule) or `sum`.",
-    "train_sokoban.reward.args.distance_weight": "Worth of each cell by which boxes come nearer to targets.",
     "train_sokoban.warm_start.teacher.args.max_states": "States that the expert `solver` may search per level.",
     "train_sokoban.warm_start.teacher.args.moves": "Moves of a response at most.",
     f"{_EXPERT}.tool_share": "Share of the demonstrations that call the tool; the others answer at once.",

@@ -21,20 +21,17 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 
-from geo_sokoban_pipeline.config.base import MOST, Bounds, nested_models
+from geo_sokoban_pipeline.config.base import MOST, nested_models
 from geo_sokoban_pipeline.config.estimators import ESTIMATORS
 from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.expert import GeometryExpert
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.sokoban import expert as sokoban_expert
-from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.env import BOUNDS as ENV_BOUNDS
-from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
+from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnvOptions
 from geo_sokoban_pipeline.parameters import ON_RUNS, ProjectParameters, section_model
 from geo_sokoban_pipeline.rewards.geo3k import AnswerRewardOptions, FormatRewardOptions, ToleranceRewardOptions
-from geo_sokoban_pipeline.rewards.sokoban import BOUNDS as REWARD_BOUNDS
-from geo_sokoban_pipeline.rewards.sokoban import sokoban_reward
+from geo_sokoban_pipeline.rewards.sokoban import SokobanRewardOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = ("sokoban", "geo3k", "geo3k_multi_turn")
@@ -123,33 +120,13 @@ def sections_of(model: type[BaseModel], name: str, values: Any = MISSING) -> Ite
 
 def argument_sections(values: Mapping[str, Any]) -> list[Section]:
     """What environments, rewards and experts take as `args`; defaults as in the given parameters, else their own."""
-    moves = {field.name: field.default for field in dataclasses.fields(MoveRewards)}
-    own = "train_sokoban.env.args"
     sokoban, problems = values["train_sokoban"], values["train_geo3k"]
     tools = values["train_geo3k_multi_turn"]
-    played, rewarded = sokoban["env"]["args"], sokoban["reward"]["args"]
     return [
-        _call_section(
-            own, "Of Sokoban's environment.", SokobanEnv, {"board", "rewards", "optimal_steps"}, played, ENV_BOUNDS
-        ),
-        _call_section(
-            f"{own}.rewards",
-            "Rewards of the turns of Sokoban.",
-            moves,
-            set(),
-            played.get("rewards", {}),
-            {name: ENV_BOUNDS[f"rewards.{name}"] for name in moves},
-        ),
+        *sections_of(SokobanEnvOptions, "train_sokoban.env.args", sokoban["env"]["args"]),
         *sections_of(AnswerEnvOptions, "train_geo3k.env.args", problems["env"]["args"]),
         *sections_of(Geo3kEnvOptions, "train_geo3k_multi_turn.env.args", tools["env"]["args"]),
-        _call_section(
-            "train_sokoban.reward.args",
-            "Of Sokoban's reward.",
-            sokoban_reward,
-            {"turn_rewards", "final_bonus", "dist0", "dist1"},
-            rewarded,
-            REWARD_BOUNDS,
-        ),
+        *sections_of(SokobanRewardOptions, "train_sokoban.reward.args", sokoban["reward"]["args"]),
         *sections_of(AnswerRewardOptions, "train_geo3k*.reward.args"),
         *sections_of(ToleranceRewardOptions, "train_geo3k*.reward.args (tolerance_reward)"),
         *sections_of(FormatRewardOptions, "train_geo3k*.reward.args (format_reward)"),
@@ -292,28 +269,16 @@ def _merged(
     return list(places.values())
 
 
-def _call_section(
-    name: str,
-    meaning: str,
-    call: Any,
-    without: set[str],
-    given: Mapping[str, Any],
-    bounds: Mapping[str, Bounds] | None = None,
-) -> Section:
-    """Section of a function's keyword arguments, or of a mapping of names to defaults; `given` wins over these."""
-    bounds = bounds or {}
-    if isinstance(call, Mapping):
-        defaults = {key: (value, type(value).__name__) for key, value in call.items()}
-    else:
-        found = inspect.signature(call).parameters.values()
-        defaults = {one.name: (one.default, str(one.annotation)) for one in found if one.name not in without}
+def _call_section(name: str, meaning: str, call: Any, without: set[str], given: Mapping[str, Any]) -> Section:
+    """Section of a function's keyword arguments; `given` wins over their defaults."""
     leaves = []
-    for key, (default, kind) in defaults.items():
-        path = f"{name}.{key}"
+    for one in inspect.signature(call).parameters.values():
+        if one.name in without:
+            continue
+        path, default = f"{name}.{one.name}", one.default
         numeric = isinstance(default, int | float) and not isinstance(default, bool)
-        shown = given.get(key, default)
-        words = _bounded_kind(bounds[key]) if key in bounds else _plain_kind(kind)
-        leaves.append(Leaf(path, words, shown, ARGUMENTS.get(path, ""), numeric, default is None))
+        shown, kind = given.get(one.name, default), _plain_kind(str(one.annotation))
+        leaves.append(Leaf(path, kind, shown, ARGUMENTS.get(path, ""), numeric, default is None))
     return Section(name, meaning, tuple(leaves))
 
 
@@ -358,11 +323,6 @@ def _kind(shape: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     }
     limits = [f"{sign} {_json(shape[key])}" for key, sign in signs.items() if shape.get(key) not in (None, *_GENERAL)]
     return f"{word} {', '.join(limits)}" if limits else word
-
-
-def _bounded_kind(bounds: Bounds) -> str:
-    kind = "integer" if bounds.integer else "number"
-    return _kind({"type": kind, "minimum": bounds.least, "maximum": bounds.most}, {})
 
 
 def _plain_kind(annotation: str) -> str:

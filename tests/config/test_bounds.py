@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,14 +11,16 @@ from pydantic import BaseModel
 
 from geo_sokoban_pipeline.config import ParameterError, validate_parameters
 from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
-from geo_sokoban_pipeline.envs.sokoban import MoveRewards, SokobanEnv
-from geo_sokoban_pipeline.envs.sokoban import env as sokoban_arguments
+from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnvOptions
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.first_checks import check_plugins
-from geo_sokoban_pipeline.rewards import sokoban as sokoban_rewards
 from geo_sokoban_pipeline.rewards.geo3k import AnswerRewardOptions, FormatRewardOptions, ToleranceRewardOptions
+from geo_sokoban_pipeline.rewards.sokoban import SokobanRewardOptions
 
-MODELS = (ProjectParameters, Geo3kEnvOptions, AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions)
+MODELS = (
+    *(ProjectParameters, SokobanEnvOptions, SokobanRewardOptions),
+    *(Geo3kEnvOptions, AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions),
+)
 # What stands above a number whose section needs it, so that only the number itself is judged.
 NEEDED = {"bars": {"player": "final", "at_least": 0.0}, "evaluations": {"name": "a", "title": "A"}}
 
@@ -104,13 +104,6 @@ def test_every_number_refuses_what_lies_outside_its_bounds_and_what_is_no_number
     assert let_through == []
 
 
-# Sokoban's arguments stand in no model: their bounds are tables beside what takes them.
-SOKOBAN = {
-    **{f"env.args.{name}": bounds for name, bounds in sokoban_arguments.BOUNDS.items()},
-    **{f"reward.args.{name}": bounds for name, bounds in sokoban_rewards.BOUNDS.items()},
-}
-
-
 def sokoban_complaint(path: str, value: Any, command: str = "train_sokoban") -> str:
     """What a command says about a value before any work; empty where nothing is wrong with it."""
     section = nested(tuple(path.split(".")), value)
@@ -121,51 +114,12 @@ def sokoban_complaint(path: str, value: Any, command: str = "train_sokoban") -> 
     return ""
 
 
-def test_every_number_of_sokobans_arguments_has_bounds() -> None:
-    signatures = {
-        "env.args": inspect.signature(SokobanEnv).parameters,
-        "reward.args": inspect.signature(sokoban_rewards.sokoban_reward).parameters,
-    }
-    numeric = {
-        f"{section}.{name}"
-        for section, found in signatures.items()
-        for name, one in found.items()
-        if one.annotation in ("int", "float", "int | None")
-        and (section == "env.args" or one.kind is inspect.Parameter.KEYWORD_ONLY)
-    }
-    numeric |= {f"env.args.rewards.{field.name}" for field in dataclasses.fields(MoveRewards)}
-    assert numeric == SOKOBAN.keys() and len(numeric) == 12
-
-
-@pytest.mark.parametrize("path", SOKOBAN)
-def test_sokobans_arguments_refuse_what_lies_outside_their_bounds_and_what_is_no_number(path: str) -> None:
-    least, most, integer = SOKOBAN[path]
-    word = "an integer" if integer else "a number"
-    no_number, low, high = f"must be {word} from {least} to {most}", f"at least {least}", f"at most {most}"
-    said = {
-        math.nan: no_number,
-        math.inf: no_number if integer else high,
-        -math.inf: no_number if integer else low,
-        "many": no_number,
-        True: no_number,
-        least - 1: low,
-        most * 2 + 1: high,
-    }
-    for value, bound in said.items():
-        text = sokoban_complaint(path, value)
-        assert text.startswith(f"train_sokoban.{path}={value!r}: ") and text.endswith(bound)
-    for value in (least, most):  # the size of a cell must be that of the data too
-        assert sokoban_complaint(path, value) == "" or path == "env.args.cell_px"
-
-
 @pytest.mark.parametrize("command", ["train", "rollout", "update", "evaluate", "control"])
 def test_every_command_refuses_a_weight_that_is_no_number(command: str) -> None:
     """An update too: credit per turn takes the reward's arguments."""
     text = sokoban_complaint("reward.args.distance_weight", math.nan, f"{command}_sokoban")
-    assert text == "train_sokoban.reward.args.distance_weight=nan: must be a number from -1000000 to 1000000"
+    assert text == "train_sokoban.reward.args.distance_weight=NaN: input should be a finite number."
 
 
 def test_rewards_of_moves_are_a_mapping() -> None:
-    assert sokoban_complaint("env.args.rewards", 5).startswith(
-        "train_sokoban.env.args.rewards=5: must be a mapping of blocked, moved,"
-    )
+    assert sokoban_complaint("env.args.rewards", 5).startswith("train_sokoban.env.args.rewards=5: ")

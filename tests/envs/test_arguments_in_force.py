@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from geo_sokoban_pipeline.config.base import parameter_names
 from geo_sokoban_pipeline.envs.geo3k import answer_env
 from geo_sokoban_pipeline.envs.geo3k import env as tool_env
 from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
-from geo_sokoban_pipeline.envs.sokoban.board import Board, MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, build_env
+from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnvOptions, build_env
 from geo_sokoban_pipeline.rewards.geo3k import (
     AnswerRewardOptions,
     FormatRewardOptions,
@@ -22,7 +21,7 @@ from geo_sokoban_pipeline.rewards.geo3k import (
     math_reward,
     tolerance_reward,
 )
-from geo_sokoban_pipeline.rewards.sokoban import compute_reward, sokoban_reward
+from geo_sokoban_pipeline.rewards.sokoban import SokobanRewardOptions, compute_reward
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult
 
 # The box is two moves from its target.
@@ -202,10 +201,8 @@ def named(table: list[Any], column: int = 0) -> set[str]:
 
 
 def test_every_argument_is_in_a_table() -> None:
-    own = set(inspect.signature(SokobanEnv).parameters) - {"board"}
-    assert named(SOKOBAN) == own | {f"rewards.{field.name}" for field in fields(MoveRewards)}
+    assert named(SOKOBAN) == set(parameter_names(SokobanEnvOptions))
     of_geometry = {*Geo3kEnvOptions.model_fields, *AnswerEnvOptions.model_fields}
     assert named(GEOMETRY) == of_geometry - {"tolerate_list_arguments"}
-    of_sums = set(inspect.signature(sokoban_reward).parameters) - {"turn_rewards", "final_bonus", "dist0", "dist1"}
-    models = (AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions)
-    assert named(REWARDS, 2) == of_sums | {name for model in models for name in model.model_fields}
+    models = (SokobanRewardOptions, AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions)
+    assert named(REWARDS, 2) == {name for model in models for name in model.model_fields}

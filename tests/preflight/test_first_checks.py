@@ -323,8 +323,8 @@ def test_fresh_replaces_no_run_that_is_its_own_source(tmp_path, run_id, refused)
 @pytest.mark.parametrize(
     ("run", "section", "message"),
     [
-        (RUN, {"env": {"args": {"cell_pxx": 3}}}, r"env\.args\.cell_pxx=3: unknown .* did you mean cell_px"),
-        (RUN, {"env": {"args": {"cell_px": 3}}}, r"env\.args\.cell_px=3: must be at least 8"),
+        (RUN, {"env": {"args": {"cell_pxx": 3}}}, r"env\.args\.cell_pxx=3: unknown .* Did you mean env\.args\.cell_px"),
+        (RUN, {"env": {"args": {"cell_px": 3}}}, r"env\.args\.cell_px=3: input should be greater than or equal to 8"),
         # Images of the data have another size.
         (RUN, {"env": {"args": {"cell_px": 16}}}, r"env\.args\.cell_px=16: differs from sokoban\.cell_px=32"),
         (RUN, {"env": {"args": {"rewards": {"mved": 1}}}}, r"env\.args\.rewards\.mved=1: .* mean moved"),

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import difflib
 import json
-import numbers
 import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -49,17 +48,7 @@ Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what JSON and Arrow c
 Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]  # what timers of the system take
 Port = Annotated[int, Field(ge=1, le=65_535)]
-
-
-class Bounds(NamedTuple):
-    """Least and greatest value of a number that stands in no option model, such as an argument in `env.args`."""
-
-    least: int
-    most: int
-    integer: bool = True
-
-
-REWARD_BOUNDS = Bounds(-1_000_000, 1_000_000, integer=False)
+Reward = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
 
 
 class ParameterError(ValueError):
@@ -98,10 +87,10 @@ class StrictModel(BaseModel):
     """Base of all options: unknown names are errors, values are finite, instances never change.
 
     Attributes:
-        moved: new places of former names, for the message about them.
+        former_names: new places of former names, for the message about them.
     """
 
-    moved: ClassVar[Mapping[str, str]] = {}
+    former_names: ClassVar[Mapping[str, str]] = {}
 
     # Schemas are built when they are first needed: every command imports the models of all tasks.
     model_config = ConfigDict(
@@ -354,7 +343,7 @@ def _known_names(location: Location, section: str, model: type[BaseModel], prefi
         fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
         # A part that is no field is the tag of a union, an index or a free key: the models stay the same.
         models = [nested for field in fields for nested in nested_models(field.annotation)] or models
-    moved = {name: place for candidate in models for name, place in getattr(candidate, "moved", {}).items()}
+    moved = {name: place for candidate in models for name, place in getattr(candidate, "former_names", {}).items()}
     if unknown in moved:
         return f"It is {_dotted(section, moved[unknown])} now."
     siblings = sorted({name for candidate in models for name in candidate.model_fields} - {unknown})
@@ -369,42 +358,3 @@ def _nearest(word: str, known: list[str]) -> str:
     """` Did you mean …?` with the most similar known word, or nothing."""
     found = difflib.get_close_matches(word, known, n=1)
     return f" Did you mean {found[0]}?" if found else ""
-
-
-def checked_arguments(path: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The given arguments as a dict, after a check of their names.
-
-    Args:
-        path: where they stand in the parameters, such as `env.args`.
-        given: names and values.
-        known: names that exist.
-
-    Raises:
-        ValueError: a name is unknown; the message has its full path, its value and the nearest known name.
-    """
-    for key, value in given.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ValueError(f"{path}.{key}={value!r}: unknown parameter; {hint}")
-    return dict(given)
-
-
-def check_number(path: str, value: Any, bounds: Bounds) -> None:
-    """See that a value is a number within its bounds.
-
-    Raises:
-        ValueError: it is no such number, nan included; the message has the path, the value and the bound.
-    """
-    least, most, integer = bounds
-    # Nearly every value; to ask the abstract classes takes ten times as long, and every episode checks its arguments.
-    if (type(value) is int or (type(value) is float and not integer)) and least <= value <= most:
-        return
-    is_number = isinstance(value, numbers.Integral if integer else numbers.Real) and not isinstance(value, bool)
-    kind = "an integer" if integer else "a number"
-    refuse_first(
-        (is_number and value < least, f"{path}={value}: must be at least {least}"),
-        (is_number and value > most, f"{path}={value}: must be at most {most}"),
-        # nan lies within no bounds
-        (not is_number or not least <= value <= most, f"{path}={value!r}: must be {kind} from {least} to {most}"),
-    )

@@ -50,7 +50,7 @@ Arguments = Field(
 class GrpoOptions(StrictModel):
     """Group-relative policy optimisation (arXiv 2402.03300) and its variants."""
 
-    moved: ClassVar[Mapping[str, str]] = {
+    former_names: ClassVar[Mapping[str, str]] = {
         "credit": "advantage (turn_return for turn; for episode dr_grpo, or grpo where normalize was std)",
         "gamma": "advantage_args.gamma",
         "baseline": "advantage_args.baseline (state for board)",

@@ -7,7 +7,7 @@ arguments sets slime's values (docs/deviations.md); an explicit value takes prec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,7 +15,6 @@ from geo_sokoban_pipeline.config.base import StrictModel, validate_parameters
 from geo_sokoban_pipeline.rewards.math_answer import prepare_grade
 from geo_sokoban_pipeline.rewards.text import assistant_text, has_format
 
-Options = TypeVar("Options", bound="GradingOptions")
 GraderName = Literal["default", "slime_exact", "deepscaler", "geo3k"]
 
 
@@ -95,18 +94,6 @@ class FormatRewardOptions(AnswerRewardOptions):
         return self.format_weight
 
 
-def read_options(path: str, given: Mapping[str, Any] | None, model: type[Options]) -> Options:
-    """Arguments as options.
-
-    Args:
-        path: their path in the parameters, such as `env.args`.
-
-    Raises:
-        ParameterError: one is unknown, missing or not allowed; the message has its full path.
-    """
-    return validate_parameters(given or {}, model, prefix=path)
-
-
 class AnswerReward:
     """Reward function over a finished episode: (1 − share) · correct + share · form.
 
@@ -134,7 +121,7 @@ class AnswerReward:
 
     def begin(self, result: Any, args: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
         """Begin to grade an episode in the background; the returned function waits for the grade."""
-        options = read_options("reward.args", args, self._options)
+        options = validate_parameters(args, self._options, prefix="reward.args")
         truth, grader, tolerance = result.prompt.get("answer"), options.grader, options.tolerance
         grade = prepare_grade(_graded_text(result, options), truth, grader=grader, tolerance=tolerance)
         form = float(has_format(assistant_text(result.responses, thoughts=True)))

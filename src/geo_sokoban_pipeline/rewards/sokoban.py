@@ -9,9 +9,18 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
-from geo_sokoban_pipeline.config.base import REWARD_BOUNDS, Bounds, check_number, checked_arguments
+from pydantic import Field
 
-BOUNDS: Mapping[str, Bounds] = {"distance_weight": REWARD_BOUNDS}
+from geo_sokoban_pipeline.config.base import Reward, StrictModel, validate_parameters
+
+
+class SokobanRewardOptions(StrictModel):
+    """Arguments of Sokoban's reward."""
+
+    aggregate: Literal["mean", "sum"] = Field(
+        "mean", description="How turn rewards add up: `mean` (slime's rule) or `sum`."
+    )
+    distance_weight: Reward = Field(1.0, description="Worth of each cell by which boxes come nearer to targets.")
 
 
 def sokoban_reward(
@@ -37,13 +46,7 @@ def sokoban_reward(
     Returns:
         turn_reward_avg, turn_reward_total, final_bonus, dist0, dist1, distance_delta (unweighted), total_reward. The
         distances stay None where they are unknown.
-
-    Raises:
-        ValueError: aggregate is neither `mean` nor `sum`, or distance_weight is out of its bounds.
     """
-    if aggregate not in ("mean", "sum"):
-        raise ValueError(f"aggregate={aggregate!r}: must be 'mean' or 'sum'")
-    check_number("distance_weight", distance_weight, BOUNDS["distance_weight"])
     total = float(sum(turn_rewards))
     mean = total / len(turn_rewards) if len(turn_rewards) else 0.0
     bonus = float(final_bonus or 0.0)
@@ -80,10 +83,8 @@ def turn_values(
         (n,) values that add up to the episode's reward; empty for an episode without turns.
 
     Raises:
-        ValueError: the number of distances is not that of the rewards plus 1, or aggregate is unknown.
+        ValueError: the number of distances is not that of the rewards plus 1.
     """
-    if aggregate not in ("mean", "sum"):
-        raise ValueError(f"aggregate={aggregate!r}: choose 'mean' or 'sum'.")
     count = len(turn_rewards)
     if count == 0:
         return []
@@ -105,17 +106,17 @@ def compute_reward(result: Any, args: Mapping[str, Any]) -> dict[str, float]:
 
     Args:
         result: finished episode; `result.env` holds `turn_rewards`, `final_bonus`, `dist0`, `dist1`.
-        args: `aggregate` and `distance_weight` of `sokoban_reward`.
+        args: fields of `SokobanRewardOptions`.
 
     Returns:
         The parts of `sokoban_reward`, with the total as `reward` too.
 
     Raises:
-        ValueError: an argument is unknown or out of range; the message names it.
+        ParameterError: an argument is unknown or out of range; the message names it.
     """
-    known = checked_arguments("reward.args", args, ("aggregate", "distance_weight"))
+    options = validate_parameters(args, SokobanRewardOptions, prefix="reward.args")
     env = result.env
-    parts = sokoban_reward(env["turn_rewards"], env["final_bonus"], env["dist0"], env["dist1"], **known)
+    parts = sokoban_reward(env["turn_rewards"], env["final_bonus"], env["dist0"], env["dist1"], **dict(options))
     return {"reward": float(parts["total_reward"] or 0.0), **{k: float(v) for k, v in parts.items() if v is not None}}
 
 

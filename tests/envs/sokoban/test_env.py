@@ -163,9 +163,10 @@ def test_final_metrics_know_the_optimum():
 def test_build_env_reads_a_row_and_lets_arguments_win():
     row = {"extra_info": {"env_config": LEVEL.to_env_config(max_steps=40)}, "solution_length": 3}
     env = build_env(row)
-    assert (env.initial_board, env.max_steps, env.optimal_steps) == (LEVEL, 40, 3)
+    assert (env.initial_board, env.options.max_steps, env.options.optimal_steps) == (LEVEL, 40, 3)
     env = build_env(row, {"max_steps": 10, "rewards": {"malformed": -0.2}, "observation_style": "brief", "cell_px": 16})
-    assert (env.max_steps, env.rewards, env.cell_px) == (10, MoveRewards(malformed=-0.2), 16)
+    assert (env.options.max_steps, env.options.cell_px) == (10, 16)
+    assert env.options.rewards == MoveRewards(malformed=-0.2)
     config = LEVEL.to_env_config() | {"initial_boxes": np.array([[2, 2]])}
     assert build_env({"extra_info": {"env_config": config}}, {}).initial_board == LEVEL
 
@@ -173,15 +174,15 @@ def test_build_env_reads_a_row_and_lets_arguments_win():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_step": 3}, r"env.args.max_step=3: unknown parameter; did you mean max_steps\?"),
-        ({"rewards": {"bonus": 1}}, "env.args.rewards.bonus=1: unknown parameter; known are blocked"),
-        ({"board": 1}, "env.args.board=1: unknown parameter"),
-        ({"max_steps": 0}, "max_steps=0: must be at least 1"),
+        ({"max_step": 3}, r"env.args.max_step=3: unknown name. Did you mean env.args.max_steps\?"),
+        ({"rewards": {"bonus": 1}}, "env.args.rewards.bonus=1: unknown name. Known here: blocked"),
+        ({"board": 1}, "env.args.board=1: unknown name"),
+        ({"max_steps": 0}, "max_steps=0: input should be greater than or equal to 1"),
         ({"max_actions_per_turn": 0}, "max_actions_per_turn=0"),
-        ({"cell_px": 4}, "cell_px=4: must be at least 8"),
-        ({"observation_style": "long"}, "observation_style='long': must be one of full, brief"),
-        ({"render_mode": "3d"}, "render_mode='3d'"),
-        ({"distance": "x"}, "distance='x'"),
+        ({"cell_px": 4}, "cell_px=4: input should be greater than or equal to 8"),
+        ({"observation_style": "long"}, "observation_style=\"long\": input should be 'full' or 'brief'"),
+        ({"render_mode": "3d"}, 'render_mode="3d"'),
+        ({"distance": "x"}, 'distance="x"'),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.envs.base import Info, Observation
-from geo_sokoban_pipeline.envs.geo3k.data import read_family, read_ground_truth
-from geo_sokoban_pipeline.envs.geo3k.env import AnswerSheet, SheetEnv
-from geo_sokoban_pipeline.rewards.geo3k import GradingOptions, read_options
+from geo_sokoban_pipeline.envs.geo3k.data import read_ground_truth, text_or_none
+from geo_sokoban_pipeline.envs.geo3k.env import GradedEnv
+from geo_sokoban_pipeline.rewards.geo3k import GradingOptions
 from geo_sokoban_pipeline.rewards.math_answer import Grade
 from geo_sokoban_pipeline.rewards.text import has_box
 
@@ -18,7 +19,7 @@ class AnswerEnvOptions(GradingOptions):
     """Arguments of the environment with one response."""
 
 
-class AnswerEnv(SheetEnv):
+class AnswerEnv(GradedEnv):
     """One question, one response; see `InteractionEnv`.
 
     Args:
@@ -31,16 +32,12 @@ class AnswerEnv(SheetEnv):
     """
 
     def __init__(self, ground_truth: object, *, family: str | None = None, **arguments: Any) -> None:
-        self._sheet = AnswerSheet(ground_truth, read_options("env.args", arguments, AnswerEnvOptions), family)
-
-    def reset(self) -> tuple[Observation, Info]:
-        """Back to the start; the prompt is the only observation."""
-        self._sheet.clear()
-        return {}, {"ground_truth_available": self.ground_truth is not None}
+        options = validate_parameters(arguments, AnswerEnvOptions, prefix="env.args")
+        super().__init__(ground_truth, options, family)
 
     def prepare(self, text: str) -> list[Future[Grade]]:
         """Begin to grade a response in the background."""
-        return [self._sheet.prepare(self._sheet.text([text]))]
+        return [self._begin_grade(self._graded_text([text]))]
 
     def step(self, text: str) -> tuple[Observation, bool, Info]:
         """Grade the response; the episode is over.
@@ -49,8 +46,8 @@ class AnswerEnv(SheetEnv):
             An empty observation, True, and the info: answer (text in the box, None without one), score (1.0 or 0.0),
             rule (which rule of the grader decided), parsed_actions (the answer, if there is one).
         """
-        self._sheet.responses.append(text)
-        verdict = self._sheet.grade(self._sheet.text([text]))
+        self.responses.append(text)
+        verdict = self._grade(self._graded_text([text]))
         answer = verdict.extracted
         info: Info = {
             "answer": answer,
@@ -61,11 +58,11 @@ class AnswerEnv(SheetEnv):
         return {}, True, info
 
     def final_metrics(self) -> dict[str, float]:
-        """Numbers of `AnswerSheet.metrics`, first_attempt_correct (the same as success), invalid_turns (without a
+        """Numbers of `GradedEnv`, first_attempt_correct (the same as success), invalid_turns (without a
         box).
         """
-        numbers = self._sheet.metrics()
-        invalid = sum(not has_box(self._sheet.text([response])) for response in self._sheet.responses)
+        numbers = super().final_metrics()
+        invalid = sum(not has_box(self._graded_text([response])) for response in self.responses)
         return {**numbers, "first_attempt_correct": numbers["success"], "invalid_turns": float(invalid)}
 
 
@@ -79,5 +76,5 @@ def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) 
     Raises:
         ParameterError: an argument is unknown or out of range.
     """
-    options = read_options("env.args", args, AnswerEnvOptions)
-    return AnswerEnv(read_ground_truth(sample), family=read_family(sample), **options.model_dump())
+    options = validate_parameters(args or {}, AnswerEnvOptions, prefix="env.args")
+    return AnswerEnv(read_ground_truth(sample), family=text_or_none(sample.get("family")), **options.model_dump())

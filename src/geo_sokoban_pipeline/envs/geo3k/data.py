@@ -248,11 +248,6 @@ def read_ground_truth(sample: Mapping[str, Any]) -> str | None:
     return text or None
 
 
-def read_family(sample: Mapping[str, Any]) -> str | None:
-    """Name of the family of a row's problem; None if it has none."""
-    return text_or_none(sample.get("family"))
-
-
 @cache  # once per row: an environment is built for every episode
 def _warn(row: str) -> None:
     logger.warning("row %s has no answer: every response to it is graded as wrong", row)

@@ -1,6 +1,6 @@
 """Geometry with a scoring tool: the policy proposes an answer in a tool call, and the feedback scores it.
 
-All verdicts come from one answer sheet, so environment and reward of an episode never disagree.
+All verdicts of an episode come from one place, so that its turns and its end never disagree.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from geo_sokoban_pipeline.config.base import Count
+from geo_sokoban_pipeline.config.base import Count, validate_parameters
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
-from geo_sokoban_pipeline.envs.geo3k.data import read_family, read_ground_truth
+from geo_sokoban_pipeline.envs.geo3k.data import read_ground_truth, text_or_none
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
 from geo_sokoban_pipeline.envs.geo3k.tool_call import CALL_MARK, ToolCall, parse_tool_call
-from geo_sokoban_pipeline.rewards.geo3k import GradingOptions, read_options
+from geo_sokoban_pipeline.rewards.geo3k import GradingOptions
 from geo_sokoban_pipeline.rewards.math_answer import Grade, label_text, prepare_grade
 from geo_sokoban_pipeline.rewards.text import assistant_text, has_box, repetition
 
@@ -91,91 +91,81 @@ _TEXTS = {
 }
 
 
-def feedback_text(case: str, style: str, quoted: str = "", *, raw: bool = False) -> str:
-    """Text of an observation.
-
-    Args:
-        case: one of the names of this module.
-        style: `full` or `brief`.
-        quoted: answer or name that the text repeats.
-        raw: repeat it as it is. The original's rule: an answer of any length then fills the context, and one that
-            spells a mark of the chat, such as `<|image_pad|>`, breaks the episode.
-    """
-    return _TEXTS[style][case].replace("{quoted}", quoted if raw else _quote(quoted))
-
-
-def warning_turn(max_turns: int) -> int:
-    """Number (from 0) of the first turn whose feedback to a wrong answer announces the last chance.
-
-    One turn before the last one, so that a response can follow it; the only turn where there is no second one.
-    """
-    return max(max_turns - 2, 0)
-
-
 def _quote(text: str) -> str:
     shown = text if len(text) <= _QUOTED_CHARACTERS else f"{text[:_QUOTED_CHARACTERS]}…"
     # Removing characters may create a mark, so marks are searched afterwards.
     return "".join(character for character in shown if character.isprintable()).replace("<|", "< |")
 
 
-# Answer sheet: the responses of an episode, the reference, and the grader; all verdicts and numbers come from here.
+# The responses of an episode, the reference, and the grader: all verdicts and numbers come from here.
 
 
-class AnswerSheet:
-    """The answer of an episode, and its grade.
+class GradedEnv:
+    """Common parts of both environments; see `InteractionEnv`.
 
     Args:
-        ground_truth: the reference, a text or a number; None: there is none.
+        ground_truth: the reference, a text or a number; None: there is none, and no answer is correct.
         options: grader and tolerance.
-        family: of the problem; None: it is not known.
+        family: of the problem, for the metrics; None: it is not known.
 
     Attributes:
+        ground_truth: the reference as text.
         responses: of the policy, in order.
         truncated: whether the episode was cut off.
     """
 
-    def __init__(self, ground_truth: object, options: GradingOptions, family: str | None = None) -> None:
+    def __init__(self, ground_truth: object, options: GradingOptions, family: str | None) -> None:
         self.ground_truth = label_text(ground_truth) or None
         self._family = family
-        self._options = options
-        self.clear()
+        self.options = options
+        self._restart()
 
-    def clear(self) -> None:
-        """Reset to the start of an episode."""
+    def _restart(self) -> None:
         self._grades: dict[str, Future[Grade]] = {}
         self.responses: list[str] = []
         self.truncated = False
 
-    def prepare(self, response: str) -> Future[Grade]:
-        """Begin to grade a text in the background; each text is submitted once."""
-        if response not in self._grades:
-            self._grades[response] = prepare_grade(
-                response, self.ground_truth, grader=self._options.grader, tolerance=self._options.tolerance
-            )
-        return self._grades[response]
+    def reset(self) -> tuple[Observation, Info]:
+        """Back to the start; the prompt is the first observation."""
+        self._restart()
+        return {}, {"ground_truth_available": self.ground_truth is not None}
 
-    def grade(self, response: str) -> Grade:
-        """Verdict on the last box of a text; waits for it."""
-        return self.prepare(response).result()
-
-    def text(self, responses: Sequence[str] | None = None) -> str:
-        """Graded text of responses; None: of those so far."""
-        return assistant_text(self.responses if responses is None else responses, thoughts=self._options.keeps_thoughts)
+    def format_observation(self, observation: Observation | None) -> dict[str, Any]:
+        """See `base.user_message`."""
+        return user_message(observation)
 
     def finalize(self, responses: Sequence[str], status: str) -> None:
-        """Take all responses of a finished episode, truncated ones included."""
+        """Take all responses of the finished episode, also one that was truncated before the loop stepped with it."""
         self.responses = list(responses)
         self.truncated = status == "truncated"
 
-    def metrics(self) -> dict[str, float]:
+    def close(self) -> None:
+        """Part of the protocol; there is nothing to release."""
+
+    def _begin_grade(self, text: str) -> Future[Grade]:
+        """Begin to grade the last box of a text in the background; each text is submitted once."""
+        if text not in self._grades:
+            self._grades[text] = prepare_grade(
+                text, self.ground_truth, grader=self.options.grader, tolerance=self.options.tolerance
+            )
+        return self._grades[text]
+
+    def _grade(self, text: str) -> Grade:
+        """Verdict on the last box of a text; waits for it."""
+        return self._begin_grade(text).result()
+
+    def _graded_text(self, responses: Sequence[str]) -> str:
+        return assistant_text(responses, thoughts=self.options.keeps_thoughts)
+
+    def final_metrics(self) -> dict[str, float]:
         """Numbers of both tasks.
 
         Keys: success (0 or 1, the last box of all responses), has_answer (whether there is a box), grading_timeout
         (whether the verdict is that of the time limit), truncated, repetition, `form_<class>` = 1 for the class of the
         reference (integer, decimal, surd, fraction, pi or other), and `family_<name>` = 1.
         """
-        text = self.text()
-        verdict = self.grade(text)
+        text = self._graded_text(self.responses)
+        verdict = self._grade(text)
         numbers = {
             "success": float(verdict.correct),
             "has_answer": float(has_box(text)),
@@ -190,32 +180,10 @@ class AnswerSheet:
         return numbers
 
 
-class SheetEnv:
-    """Common parts of both environments, whose answers are on a sheet."""
-
-    _sheet: AnswerSheet
-
-    @property
-    def ground_truth(self) -> str | None:
-        """The reference as text."""
-        return self._sheet.ground_truth
-
-    def format_observation(self, observation: Observation | None) -> dict[str, Any]:
-        """See `base.user_message`."""
-        return user_message(observation)
-
-    def finalize(self, responses: Sequence[str], status: str) -> None:
-        """Take all responses of the finished episode, also one that was truncated before the loop stepped with it."""
-        self._sheet.finalize(responses, status)
-
-    def close(self) -> None:
-        """Part of the protocol; there is nothing to release."""
-
-
 # Geometry as a conversation with a scoring tool: the policy proposes an answer, and is told whether it is right.
 
 
-class Geo3kEnv(SheetEnv):
+class Geo3kEnv(GradedEnv):
     """One question with a scoring tool; see `InteractionEnv`.
 
     Args:
@@ -233,24 +201,19 @@ class Geo3kEnv(SheetEnv):
         ParameterError: an argument is unknown, missing or out of range.
     """
 
+    options: Geo3kEnvOptions
+
     def __init__(self, ground_truth: object, max_turns: int, *, family: str | None = None, **arguments: Any) -> None:
-        self.options = read_options("env.args", {**arguments, "max_turns": max_turns}, Geo3kEnvOptions)
-        self._sheet = AnswerSheet(ground_truth, self.options, family)
-        self._warning_turn = warning_turn(self.options.max_turns)
-        self._restart()
+        options = validate_parameters({**arguments, "max_turns": max_turns}, Geo3kEnvOptions, prefix="env.args")
+        super().__init__(ground_truth, options, family)
 
     def _restart(self) -> None:
-        self._sheet.clear()
+        super()._restart()
         self.turn = 0
         self.tool_calls = 0
         self.last_tool_score: float | None = None
         # Score of each response's call; None if nothing was scored.
         self._scores: list[float | None] = []
-
-    def reset(self) -> tuple[Observation, Info]:
-        """Back to the start; the prompt is the first observation."""
-        self._restart()
-        return {}, {"ground_truth_available": self.ground_truth is not None}
 
     def prepare(self, text: str) -> list[Future[Grade]]:
         """Begin the gradings of the step with this response, and of the end of the episode, in the background.
@@ -258,10 +221,10 @@ class Geo3kEnv(SheetEnv):
         Returns:
             The grade of the call's answer, for which the step waits, if there is one.
         """
-        self._sheet.prepare(self._sheet.text([*self._sheet.responses, text]))
+        self._begin_grade(self._graded_text([*self.responses, text]))
         if (call := self._read(text)) is None or not call.is_known or call.answer is None:
             return []
-        return [self._sheet.prepare(_boxed(call.answer))]
+        return [self._begin_grade(_boxed(call.answer))]
 
     def step(self, text: str) -> tuple[Observation, bool, Info]:
         """Carry out the call of a response.
@@ -276,7 +239,7 @@ class Geo3kEnv(SheetEnv):
         """
         call = self._read(text)
         self.turn += 1
-        self._sheet.responses.append(text)
+        self.responses.append(text)
         self._scores.append(None)
         final = self.turn >= self.options.max_turns
         if call is None:
@@ -292,11 +255,12 @@ class Geo3kEnv(SheetEnv):
         return self._score(call.name, call.answer, final)
 
     def _score(self, name: str, answer: str, final: bool) -> tuple[Observation, bool, Info]:
-        verdict = self._sheet.grade(_boxed(answer))
+        verdict = self._grade(_boxed(answer))
         score = float(verdict.correct)
         self.tool_calls += 1
         self.last_tool_score = self._scores[-1] = score
-        case = WRONG_LAST if self.turn - 1 >= self._warning_turn else WRONG
+        # One turn before the last one, so that a response can follow it.
+        case = WRONG_LAST if self.turn >= self.options.max_turns - 1 else WRONG
         observation = self._say(CORRECT if verdict.correct else case, answer)
         info: Info = {
             "name": name,
@@ -317,22 +281,26 @@ class Geo3kEnv(SheetEnv):
         )
 
     def _say(self, case: str, quoted: str = "") -> dict[str, Any]:
-        return {"obs_str": feedback_text(case, self.options.feedback, quoted, raw=self.options.quote == "raw")}
+        """Text of an observation, with the answer or name that it repeats."""
+        # `raw` is the original's rule: an answer of any length then fills the context, and one that spells a mark of
+        # the chat, such as `<|image_pad|>`, breaks the episode.
+        shown = quoted if self.options.quote == "raw" else _quote(quoted)
+        return {"obs_str": _TEXTS[self.options.feedback][case].replace("{quoted}", shown)}
 
     def final_metrics(self) -> dict[str, float]:
         """The episode in numbers.
 
-        Keys beside those of `AnswerSheet.metrics`: first_attempt_correct (the first response's scored answer, else its
+        Keys beside those of `GradedEnv`: first_attempt_correct (the first response's scored answer, else its
         box), tool_calls (responses that try a call), valid_tool_calls (scored ones), tool_correct (whether one was
         correct), invalid_turns (responses with neither a scored answer nor a box).
         """
-        responses = self._sheet.responses
+        responses = self.responses
         scores = [*self._scores, *[None] * (len(responses) - len(self._scores))]
         silent = [
-            score is None and not has_box(self._sheet.text([r])) for r, score in zip(responses, scores, strict=True)
+            score is None and not has_box(self._graded_text([r])) for r, score in zip(responses, scores, strict=True)
         ]
         return {
-            **self._sheet.metrics(),
+            **super().final_metrics(),
             "first_attempt_correct": self._first_attempt(scores),
             "tool_calls": float(sum(CALL_MARK in response for response in responses)),
             "valid_tool_calls": float(self.tool_calls),
@@ -344,7 +312,7 @@ class Geo3kEnv(SheetEnv):
         if not scores:
             return 0.0
         score = scores[0]
-        return float(self._sheet.grade(self._sheet.text(self._sheet.responses[:1])).correct) if score is None else score
+        return float(self._grade(self._graded_text(self.responses[:1])).correct) if score is None else score
 
     def metadata(self) -> dict[str, Any]:
         """The original's state of the environment."""
@@ -361,8 +329,8 @@ def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) 
     Raises:
         ParameterError: an argument is unknown, missing or out of range.
     """
-    options = read_options("env.args", args, Geo3kEnvOptions)
-    return Geo3kEnv(read_ground_truth(sample), family=read_family(sample), **options.model_dump())
+    options = validate_parameters(args or {}, Geo3kEnvOptions, prefix="env.args")
+    return Geo3kEnv(read_ground_truth(sample), family=text_or_none(sample.get("family")), **options.model_dump())
 
 
 def _boxed(answer: str) -> str:

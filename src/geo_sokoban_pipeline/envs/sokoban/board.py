@@ -12,6 +12,9 @@ from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from pydantic import Field
+
+from geo_sokoban_pipeline.config.base import Reward, StrictModel
 from geo_sokoban_pipeline.seeding import content_hash
 
 SYMMETRIES = range(8)
@@ -533,17 +536,16 @@ def _check_stated(config: dict[str, Any], size: tuple[int, int], boxes: int) -> 
 # Boards are values: a move returns a new board and the old one stays as it was.
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRewards:
-    """Rewards of a move, a turn without a move, success, and a deadlock; defaults are slime's."""
+class MoveRewards(StrictModel):
+    """Rewards of the turns of Sokoban; defaults are slime's."""
 
-    blocked: float = -0.05
-    moved: float = 0.01
-    box_on: float = 1.0
-    box_off: float = -0.5
-    malformed: float = 0.0
-    success_bonus: float = 5.0
-    lost: float = 0.0
+    blocked: Reward = Field(-0.05, description="A move into a wall or a box that cannot be pushed.")
+    moved: Reward = Field(0.01, description="Every move of the player, pushes included.")
+    box_on: Reward = Field(1.0, description="Added where a move pushes a box onto a target.")
+    box_off: Reward = Field(-0.5, description="Added where a move pushes a box off a target.")
+    malformed: Reward = Field(0.0, description="A turn whose response holds no move.")
+    success_bonus: Reward = Field(5.0, description="Added once, when the level is solved.")
+    lost: Reward = Field(0.0, description="Added to the turn that deadlocks the level, with `end_when_lost`.")
 
 
 DEFAULT_REWARDS = MoveRewards()

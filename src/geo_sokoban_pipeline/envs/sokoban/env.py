@@ -6,13 +6,13 @@ outside it are no moves.
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from geo_sokoban_pipeline.config.base import MOST, REWARD_BOUNDS, Bounds, check_number, checked_arguments
+from pydantic import Field
+
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, StrictModel, validate_parameters
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
 from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, DIRECTIONS, Board, MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.drawing import MIN_CELL_PX, render_observation
@@ -45,49 +45,63 @@ def answer_blocks(text: str) -> list[str]:
     return _ANSWER.findall(text.rpartition(_THINK_END)[2])
 
 
-# Arguments of the environment, and the errors that refuse them.
+# Arguments of the environment.
 
 
-# Of every number among the arguments, the same as of the data's options where these have it too.
-BOUNDS: Mapping[str, Bounds] = {
-    "max_actions_per_turn": Bounds(1, MOST),
-    "max_steps": Bounds(1, MOST),
-    "cell_px": Bounds(MIN_CELL_PX, 512),
-    "optimal_steps": Bounds(0, MOST),
-    **{f"rewards.{field.name}": REWARD_BOUNDS for field in fields(MoveRewards)},
-}
+class SokobanEnvOptions(StrictModel):
+    """Arguments of Sokoban's environment."""
+
+    max_actions_per_turn: Count = Field(
+        3, description="Moves of a response that are carried out; further ones are ignored."
+    )
+    max_steps: Count = Field(
+        100,
+        description="Moves after which the episode ends, blocked ones included. Not given: that of the prompt "
+        "(`sokoban.max_steps`).",
+    )
+    cell_px: int = Field(
+        64,
+        ge=MIN_CELL_PX,
+        le=512,
+        description="Side of a cell in the image; as `sokoban.cell_px`, which the first image has.",
+    )
+    rewards: MoveRewards = DEFAULT_REWARDS
+    observation_style: Literal["full", "brief"] = Field(
+        "full", description="Words of an observation: explained, or as few tokens as possible."
+    )
+    text_grid: bool = Field(False, description="Write the position into the text as well.")
+    render_mode: Literal["vision", "text"] = Field(
+        "vision",
+        description="`vision`: an image. `text`: the position as a grid of characters, no image. Not given: that of "
+        "the prompt.",
+    )
+    malformed_counts_step: bool = Field(
+        False,
+        description="A response without a move costs one of `max_steps`. Off is slime's rule, where it changes "
+        "nothing.",
+    )
+    after_think: bool = Field(True, description="Read actions only after the last `</think>`. Off is slime's rule.")
+    end_when_lost: bool = Field(
+        False,
+        description="End the episode once a box can never reach a target (a deadlock), and charge the turn with "
+        "`rewards.lost`. A level that is deadlocked from its start is played on. Off is slime's rule.",
+    )
+    distance: Literal["greedy", "assignment"] = Field(
+        "greedy",
+        description="Distance of boxes to targets, in cells and walls ignored: each box to a target that is still "
+        "free, taken greedily (slime's rule), or the smallest sum over all assignments.",
+    )
+    optimal_steps: CountOrZero | None = Field(
+        None,
+        description="Fewest moves of the level. Not given: that of the prompt. None: unknown, and left out of the "
+        "metrics.",
+    )
 
 
-def read_arguments(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """`env.args` as keyword arguments, the mapping `rewards` as `MoveRewards`.
-
-    Raises:
-        ValueError: a name is unknown, and the message names the nearest known one; or a number is out of its bounds.
-    """
-    options = checked_arguments("env.args", given, known)
-    for name, value in options.items():
-        # The optimum of a level may be unknown.
-        if name in BOUNDS and not (name == "optimal_steps" and value is None):
-            check_number(f"env.args.{name}", value, BOUNDS[name])
-    if "rewards" in options:
-        options["rewards"] = _read_rewards(options["rewards"])
-    return options
-
-
-def _read_rewards(given: Any) -> MoveRewards:
-    names = [field.name for field in fields(MoveRewards)]
-    if not isinstance(given, Mapping):
-        raise ValueError(f"env.args.rewards={given!r}: must be a mapping of {', '.join(names)}")
-    rewards = checked_arguments("env.args.rewards", given, names)
-    for name, value in rewards.items():
-        check_number(f"env.args.rewards.{name}", value, BOUNDS[f"rewards.{name}"])
-    return MoveRewards(**rewards)
+_DEFAULTS = SokobanEnvOptions()
 
 
 # Observation texts beside the image. `full` explains and asks, `brief` costs next to no tokens.
-
-
-STYLES = ("full", "brief")
 
 
 def observation_text(board: Board, executed: Sequence[str] | None, style: str, grid: bool, image: bool) -> str:
@@ -125,71 +139,26 @@ class SokobanEnv:
 
     Args:
         board: the level.
-        max_actions_per_turn: moves of a response that are carried out; further ones are ignored.
-        max_steps: moves after which the episode ends, blocked ones included.
-        cell_px: side of a cell in the image, in pixels, 8 to 512.
-        rewards: what moves, a turn without a move, and success are worth.
-        observation_style: `full`, or `brief` for policies that pay for every token.
-        text_grid: write the position into the text as well.
-        render_mode: `vision`, or `text` for the grid as text and no image.
-        malformed_counts_step: a response without a move costs one of `max_steps`. Off is slime's rule, where such a
-            response changes nothing.
-        after_think: read actions only after the last `</think>`. Off is slime's rule.
-        end_when_lost: the episode ends once a box can never reach a target (`Board.is_lost`), and the turn is charged
-            `rewards.lost`; a level that is lost from its start continues. No solvable position ends so: scoring a
-            given policy does not depend on it, training does. Off is slime's rule.
-        distance: `greedy` (slime's rule) or `assignment`, see `Board.box_target_distance`.
-        optimal_steps: fewest moves of the level; None: unknown, and left out of the metrics.
+        max_actions_per_turn, max_steps, cell_px, arguments: fields of `SokobanEnvOptions`.
 
     Raises:
-        ValueError: a value is out of range; the message names it.
+        ParameterError: an argument is unknown or out of range; the message names it.
     """
 
     def __init__(
         self,
         board: Board,
-        max_actions_per_turn: int = 3,
-        max_steps: int = 100,
-        cell_px: int = 64,
-        rewards: MoveRewards = DEFAULT_REWARDS,
-        observation_style: Literal["full", "brief"] = "full",
-        text_grid: bool = False,
-        *,
-        render_mode: Literal["vision", "text"] = "vision",
-        malformed_counts_step: bool = False,
-        after_think: bool = True,
-        end_when_lost: bool = False,
-        distance: Literal["greedy", "assignment"] = "greedy",
-        optimal_steps: int | None = None,
+        max_actions_per_turn: int = _DEFAULTS.max_actions_per_turn,
+        max_steps: int = _DEFAULTS.max_steps,
+        cell_px: int = _DEFAULTS.cell_px,
+        **arguments: Any,
     ) -> None:
-        for name, value in (
-            ("max_actions_per_turn", max_actions_per_turn),
-            ("max_steps", max_steps),
-            ("cell_px", cell_px),
-        ):
-            check_number(name, value, BOUNDS[name])
-        for name, word, choices in (
-            ("observation_style", observation_style, STYLES),
-            ("render_mode", render_mode, ("vision", "text")),
-            ("distance", distance, ("greedy", "assignment")),
-        ):
-            if word not in choices:
-                raise ValueError(f"{name}={word!r}: must be one of {', '.join(choices)}")
+        sizes = {"max_actions_per_turn": max_actions_per_turn, "max_steps": max_steps, "cell_px": cell_px}
+        self.options = validate_parameters({**sizes, **arguments}, SokobanEnvOptions, prefix="env.args")
         self.initial_board = board
-        self.max_actions_per_turn = max_actions_per_turn
-        self.max_steps = max_steps
-        self.cell_px = cell_px
-        self.rewards = rewards
-        self.observation_style = observation_style
-        self.render_mode = render_mode
-        self.text_grid = text_grid or render_mode == "text"
-        self.malformed_counts_step = malformed_counts_step
-        self.after_think = after_think
-        self.end_when_lost = end_when_lost
-        self.distance = distance
-        self.optimal_steps = optimal_steps
-        # A deadlock is final: a level that begins deadlocked is not charged for it.
-        self._can_be_lost = end_when_lost and not board.is_lost
+        # A deadlock is final: a level that begins deadlocked is not charged for it. No solvable position is lost, so
+        # the score of a given policy does not depend on it; training does.
+        self._can_be_lost = self.options.end_when_lost and not board.is_lost
         self._restart()
 
     def _restart(self) -> None:
@@ -218,13 +187,13 @@ class SokobanEnv:
         """
         if self.done:
             raise RuntimeError("step after the end of the episode; call reset first")
-        actions = parse_actions(text, self.max_actions_per_turn, after_think=self.after_think)
+        actions = parse_actions(text, self.options.max_actions_per_turn, after_think=self.options.after_think)
         effective = self._play(actions)
         success = self.board.is_solved
         lost = self._can_be_lost and effective and self.board.is_lost
         if lost:
-            self.turn_rewards[-1] += self.rewards.lost
-        self.done = (success and bool(actions)) or lost or self.steps >= self.max_steps
+            self.turn_rewards[-1] += self.options.rewards.lost
+        self.done = (success and bool(actions)) or lost or self.steps >= self.options.max_steps
         info: Info = {
             "raw_action": text,
             "parsed_actions": actions,
@@ -241,31 +210,36 @@ class SokobanEnv:
         """Carry out moves and record the turn's reward; returns whether any move changed the board."""
         self.executed = []
         if not actions:
-            self.turn_rewards.append(self.rewards.malformed)
+            self.turn_rewards.append(self.options.rewards.malformed)
             self.invalid_turns += 1
-            self.steps += self.malformed_counts_step
+            self.steps += self.options.malformed_counts_step
             return False
         reward, effective = 0.0, False
         for action in actions:
-            move = self.board.move(action, self.rewards)
+            move = self.board.move(action, self.options.rewards)
             self.board = move.board
             self.executed.append(action)
             self.steps += 1
             reward += move.reward
             effective |= move.moved
-            if self.board.is_solved or self.steps >= self.max_steps:
+            if self.board.is_solved or self.steps >= self.options.max_steps:
                 break
         self.turn_rewards.append(reward)
         return effective
 
     def _observe(self) -> Observation:
         text = self._text(self.board, self.executed)
-        if self.render_mode == "text":
+        if self.options.render_mode == "text":
             return {"obs_str": text}
-        return {"obs_str": text, "multi_modal_data": {"<image>": [render_observation(self.board, self.cell_px)]}}
+        return {
+            "obs_str": text,
+            "multi_modal_data": {"<image>": [render_observation(self.board, self.options.cell_px)]},
+        }
 
     def _text(self, board: Board, executed: list[str] | None) -> str:
-        return observation_text(board, executed, self.observation_style, self.text_grid, self.render_mode == "vision")
+        shows_image = self.options.render_mode == "vision"
+        grid = self.options.text_grid or not shows_image
+        return observation_text(board, executed, self.options.observation_style, grid, shows_image)
 
     def format_observation(self, observation: Observation | None) -> dict[str, Any]:
         """See `base.user_message`."""
@@ -273,12 +247,12 @@ class SokobanEnv:
 
     def box_target_distance(self) -> int:
         """Summed distance of boxes to targets now, in cells."""
-        return self.board.box_target_distance(self.distance)
+        return self.board.box_target_distance(self.options.distance)
 
     @property
     def final_bonus(self) -> float:
         """Bonus for success if the board is solved now, else 0."""
-        return self.rewards.success_bonus if self.board.is_solved else 0.0
+        return self.options.rewards.success_bonus if self.board.is_solved else 0.0
 
     def final_metrics(self) -> dict[str, float]:
         """Numbers of the episode.
@@ -289,6 +263,7 @@ class SokobanEnv:
         was solved.
         """
         turns, success = len(self.turn_rewards), self.board.is_solved
+        optimal = self.options.optimal_steps
         metrics = {
             "success": float(success),
             "lost": float(self.board.is_lost),
@@ -297,13 +272,13 @@ class SokobanEnv:
             "invalid_turns": float(self.invalid_turns),
             "invalid_share": self.invalid_turns / turns if turns else 0.0,
             "boxes_on_target": float(self.board.boxes_on_target),
-            "dist0": float(self.initial_board.box_target_distance(self.distance)),
+            "dist0": float(self.initial_board.box_target_distance(self.options.distance)),
             "dist1": float(self.box_target_distance()),
         }
-        if self.optimal_steps is not None:
-            metrics["optimal_steps"] = float(self.optimal_steps)
-            if success and self.optimal_steps > 0:
-                metrics["steps_over_optimal"] = self.steps / self.optimal_steps
+        if optimal is not None:
+            metrics["optimal_steps"] = float(optimal)
+            if success and optimal > 0:
+                metrics["steps_over_optimal"] = self.steps / optimal
         return metrics
 
     def metadata(self) -> dict[str, Any]:
@@ -312,7 +287,7 @@ class SokobanEnv:
             "seed": None,
             "initial_state_text": self.initial_board.to_symbols(),
             "initial_obs_text": self._text(self.initial_board, None),
-            "dist0": self.initial_board.box_target_distance(self.distance),
+            "dist0": self.initial_board.box_target_distance(self.options.distance),
             "turns": len(self.turn_rewards),
             "final_state_text": self.board.to_symbols(),
             "final_obs_text": self._text(self.board, self.executed),
@@ -337,17 +312,14 @@ def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) 
     Args:
         sample: `extra_info.env_config` holds the level, and may hold `max_steps` and `render_mode`;
             `solution_length`, if there is one, becomes `optimal_steps`.
-        args: keyword arguments of `SokobanEnv`, with `rewards` as a mapping of `MoveRewards` fields. They win over
-            the row's.
+        args: fields of `SokobanEnvOptions`. They win over the row's.
 
     Raises:
-        ValueError: an argument is unknown or out of range, or the level is malformed.
+        ParameterError: an argument is unknown or out of range.
+        ValueError: the level is malformed.
     """
     config = sample["extra_info"]["env_config"]
-    options = {key: config[key] for key in ("max_steps", "render_mode") if config.get(key) is not None}
-    options["optimal_steps"] = sample.get("solution_length")
-    options |= read_arguments(args or {}, _ARGUMENTS)
-    return SokobanEnv(Board.from_env_config(config), **options)
-
-
-_ARGUMENTS = frozenset(inspect.signature(SokobanEnv).parameters) - {"board"}
+    given = {key: config[key] for key in ("max_steps", "render_mode") if config.get(key) is not None}
+    given |= {"optimal_steps": sample.get("solution_length"), **(args or {})}
+    options = validate_parameters(given, SokobanEnvOptions, prefix="env.args")
+    return SokobanEnv(Board.from_env_config(config), **dict(options))

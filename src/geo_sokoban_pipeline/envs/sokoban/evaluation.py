@@ -6,7 +6,6 @@ fields of `SokobanEnv` (an environment of one's own) give no tags that depend on
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from geo_sokoban_pipeline.envs.metrics import (
     mean_of,
     read_record,
 )
-from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, answer_blocks, parse_actions
+from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnvOptions, answer_blocks, parse_actions
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.trajectories.index import StoredEpisode, StoredResponse
@@ -79,7 +78,7 @@ def by_length(records: Iterable[LevelRecord]) -> list[dict[str, Any]]:
 
 def moves_per_turn(options: TrainOptions) -> int:
     """Moves of a response that the environment carries out."""
-    default = inspect.signature(SokobanEnv).parameters["max_actions_per_turn"].default
+    default = SokobanEnvOptions.model_fields["max_actions_per_turn"].default
     return int(options.env.args.get("max_actions_per_turn", default))
 
 
