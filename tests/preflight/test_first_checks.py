@@ -327,9 +327,13 @@ def test_fresh_replaces_no_run_that_is_its_own_source(tmp_path, run_id, refused)
         (RUN, {"env": {"args": {"cell_px": 3}}}, r"env\.args\.cell_px=3: input should be greater than or equal to 8"),
         # Images of the data have another size.
         (RUN, {"env": {"args": {"cell_px": 16}}}, r"env\.args\.cell_px=16: differs from sokoban\.cell_px=32"),
-        (RUN, {"env": {"args": {"rewards": {"mved": 1}}}}, r"env\.args\.rewards\.mved=1: .* mean moved"),
-        (RUN, {"reward": {"args": {"agregate": "sum"}}}, r"reward\.args\.agregate.* mean aggregate"),
-        (RUN, {"reward": {"args": {"aggregate": "max"}}}, r"reward\.args\.aggregate='max'"),
+        (
+            RUN,
+            {"env": {"args": {"rewards": {"mved": 1}}}},
+            r"env\.args\.rewards\.mved=1: .* mean env\.args\.rewards\.moved",
+        ),
+        (RUN, {"reward": {"args": {"agregate": "sum"}}}, r"reward\.args\.agregate.* mean reward\.args\.aggregate"),
+        (RUN, {"reward": {"args": {"aggregate": "max"}}}, r'reward\.args\.aggregate="max"'),
         (RUN, {"env": {"factory": "no_such.build"}}, r"env\.factory=no_such\.build: .*no module"),
         (RUN, {"reward": {"function": "missing.py"}}, r"reward\.function=missing\.py: .*no file"),
         (RUN, {"grpo": {"advantage": "missing.py"}}, r"grpo\.advantage=missing\.py: 'missing\.py': there is no file"),

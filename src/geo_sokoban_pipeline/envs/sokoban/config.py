@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from geo_sokoban_pipeline.config import data
 from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seed, Share, StrictModel
 from geo_sokoban_pipeline.config.data import ImageLimits
+from geo_sokoban_pipeline.envs.sokoban.levels import check_room
 
 INSTRUCTIONS = ("brief", "full")
 _GENERATED = ("height", "width", "boxes", "inner_walls", "min_solution", "max_solution", "equal_lengths")
@@ -139,7 +140,8 @@ class SokobanDataOptions(data.DataOptions):
             if low > high:
                 raise ValueError(f"{name}: the lower bound {low} is above the upper bound {high}.")
         if self.source == "generate":
-            self._check_room()
+            check_room(self.height, self.width, self.boxes, self.inner_walls)
+            self._check_image()
         if self.source == "file" and not self.file.path:
             raise ValueError("source=file needs file.path; set sokoban.file.path to a parquet, jsonl or text file.")
         return self
@@ -153,18 +155,7 @@ class SokobanDataOptions(data.DataOptions):
         """Bounds of the shortest solutions."""
         return (self.min_solution, self.max_solution) if self.source == "generate" else None
 
-    def _check_room(self) -> None:
-        inner, (fewest, most) = (self.height - 2) * (self.width - 2), self.inner_walls
-        if most > inner:
-            raise ValueError(
-                f"inner_walls={[fewest, most]}: a {self.height}×{self.width} board has {inner} inner cells; lower it."
-            )
-        if self.boxes + 1 > inner - fewest:
-            raise ValueError(
-                f"boxes={self.boxes}: a {self.height}×{self.width} board with {fewest} inner walls has "
-                f"{inner - fewest} floor cells, and boxes and player need one each; lower boxes, or raise height or "
-                "width."
-            )
+    def _check_image(self) -> None:
         pixels = self.height * self.width * self.cell_px**2
         if self.observation == "image" and pixels > self.limits.max_pixels:
             raise ValueError(

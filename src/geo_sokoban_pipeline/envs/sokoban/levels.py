@@ -17,120 +17,10 @@ from geo_sokoban_pipeline.envs.sokoban.board import SYMMETRIES, Board, Layout, b
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 
-_MAX_LAYOUT_DRAWS = 10_000
-
-
-@dataclass(frozen=True)
-class LevelSetting:
-    """Arguments of `generate_levels`, under its names; low and high are its bounds on the solution."""
-
-    height: int
-    width: int
-    boxes: int
-    low: int
-    high: int | None
-    inner_walls: tuple[int, int]
-    layouts: tuple[Layout, ...] | None
-
-    @classmethod
-    def of(
-        cls,
-        height: int,
-        width: int,
-        boxes: int,
-        low: int,
-        high: int | None,
-        inner_walls: tuple[int, int] | None,
-        layouts: Iterable[Layout | Board] | None,
-        lengths: Sequence[int] | None,
-    ) -> LevelSetting:
-        """A checked setting; errors name the argument of `generate_levels`, its value and the way out."""
-        for name, value, least in (
-            ("height", height, 3),
-            ("width", width, 3),
-            ("boxes", boxes, 1),
-            ("min_solution", low, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name}={value}: must be at least {least}")
-        walls = default_inner_walls(height, width) if inner_walls is None else (inner_walls[0], inner_walls[1])
-        setting = cls(height, width, boxes, low, high, walls, _as_layouts(layouts, height, width))
-        setting._check_lengths(lengths)
-        setting._check_room()
-        return setting
-
-    def _check_lengths(self, lengths: Sequence[int] | None) -> None:
-        if self.high is not None and self.high < self.low:
-            raise ValueError(
-                f"max_solution={self.high} is below min_solution={self.low}; raise max_solution or lower min_solution"
-            )
-        if lengths is None:
-            return
-        if not lengths:
-            raise ValueError("lengths=[]: give at least one solution length, or None for any")
-        for length in lengths:
-            if length < self.low or (self.high is not None and length > self.high):
-                raise ValueError(
-                    f"lengths: {length} lies outside min_solution={self.low} … max_solution={self.high}; "
-                    "widen the bounds"
-                )
-
-    def _check_room(self) -> None:
-        inner = (self.height - 2) * (self.width - 2)
-        low, high = self.inner_walls
-        if not 0 <= low <= high <= inner:
-            raise ValueError(f"inner_walls=({low}, {high}): must rise from 0 to at most the {inner} inner cells")
-        if self.boxes + 1 > inner - low:
-            raise ValueError(
-                f"boxes={self.boxes}: {self.height}×{self.width} with {low} inner walls has {inner - low} floor cells, "
-                "and boxes and player need one each; lower boxes, or raise height or width"
-            )
-
-    def draw_layout(self, generator: random.Random) -> Layout:
-        """Connected walls: one of the given layouts in a random orientation, or random inner walls."""
-        if self.layouts is not None:
-            layout = generator.choice(self.layouts)
-            size = (layout.height, layout.width)
-            return layout.transform(
-                generator.choice([k for k in SYMMETRIES if transformed_size(*size, k) == (self.height, self.width)])
-            )
-        low, high = self.inner_walls
-        inner = (self.height - 2) * (self.width - 2)
-        for _ in range(_MAX_LAYOUT_DRAWS):
-            walls = generator.sample(range(inner), generator.randint(low, min(high, inner - self.boxes - 1)))
-            layout = bordered_layout(self.height, self.width, walls)
-            if layout.is_connected:
-                return layout
-        raise ValueError(
-            f"inner_walls=({low}, {high}): no connected floor among {_MAX_LAYOUT_DRAWS:,} random "
-            f"{self.height}×{self.width} grids; lower inner_walls"
-        )
-
-    def all_layouts(self) -> list[Layout] | None:
-        """Every layout of the setting, None if they are too many to list."""
-        if self.layouts is not None:
-            return list(self.layouts)
-        choices = count_wall_choices(self.height, self.width, self.inner_walls)
-        return enumerate_layouts(self.height, self.width, self.inner_walls) if choices <= MAX_ENUMERATED_WALLS else None
-
-
-def _as_layouts(layouts: Iterable[Layout | Board] | None, height: int, width: int) -> tuple[Layout, ...] | None:
-    if layouts is None:
-        return None
-    if not (chosen := tuple(item.layout if isinstance(item, Board) else item for item in layouts)):
-        raise ValueError("layouts=[]: no walls to draw levels on; give at least one layout, or None for random walls")
-    for layout in chosen:
-        if sorted((layout.height, layout.width)) != sorted((height, width)):
-            raise ValueError(
-                f"layouts: one is {layout.height}×{layout.width}, the levels are {height}×{width}; make the sizes equal"
-            )
-    return chosen
-
-
 # Every solvable position of a layout with its fewest moves, by playing backwards from the solved positions.
 
 
-MAX_ENUMERATED_WALLS = 100_000
+_MAX_ENUMERATED_WALLS = 100_000
 
 State = tuple[int, int]  # mask of boxes, index of the player
 
@@ -177,7 +67,7 @@ def distance_layers(layout: Layout, target_mask: int, max_moves: int | None = No
 
 
 def levels_of_layout(
-    layout: Layout | Board, boxes: int = 1, min_solution: int = 1, max_solution: int | None = None
+    layout: Layout, boxes: int = 1, min_solution: int = 1, max_solution: int | None = None
 ) -> Iterator[tuple[Board, int]]:
     """Every level on these walls with `boxes` boxes and targets, each with its fewest moves.
 
@@ -185,17 +75,16 @@ def levels_of_layout(
     The number grows as floor cells to the power of 2 · boxes + 1: meant for one box, or two on small grids.
 
     Args:
-        layout: walls; of a board only the walls are used.
+        layout: walls.
         boxes: number of boxes, which is also the number of targets.
         min_solution: fewest moves wanted at least.
         max_solution: fewest moves wanted at most; None: no limit.
     """
-    walls = layout.layout if isinstance(layout, Board) else layout
-    for cells in combinations(bits(walls.floor), boxes):
+    for cells in combinations(bits(layout.floor), boxes):
         targets = sum(1 << cell for cell in cells)
-        for length, layer in islice(enumerate(distance_layers(walls, targets, max_solution)), min_solution, None):
+        for length, layer in islice(enumerate(distance_layers(layout, targets, max_solution)), min_solution, None):
             for box_mask, player in layer:
-                yield Board(walls, targets, box_mask, player), length
+                yield Board(layout, targets, box_mask, player), length
 
 
 def default_inner_walls(height: int, width: int) -> tuple[int, int]:
@@ -224,6 +113,12 @@ def _border_and_inner_bits(height: int, width: int) -> tuple[int, tuple[int, ...
     return frame.walls, tuple(1 << frame.index(cell) for cell in inner)
 
 
+def list_layouts(height: int, width: int, inner_walls: tuple[int, int]) -> list[Layout] | None:
+    """`enumerate_layouts`; None if they are too many to list."""
+    is_short = count_wall_choices(height, width, inner_walls) <= _MAX_ENUMERATED_WALLS
+    return enumerate_layouts(height, width, inner_walls) if is_short else None
+
+
 def enumerate_layouts(height: int, width: int, inner_walls: tuple[int, int] | None = None) -> list[Layout]:
     """Distinct wall layouts with a closed border and connected floor, one per class of the eight symmetries.
 
@@ -236,14 +131,14 @@ def enumerate_layouts(height: int, width: int, inner_walls: tuple[int, int] | No
         Layouts by number of inner walls, in the same order in every process; 258 for 6×6 with 1 to 4.
 
     Raises:
-        ValueError: more than `MAX_ENUMERATED_WALLS` placements would have to be looked at.
+        ValueError: more than `_MAX_ENUMERATED_WALLS` placements would have to be looked at.
     """
     low, high = inner_walls or default_inner_walls(height, width)
     choices = count_wall_choices(height, width, (low, high))
-    if choices > MAX_ENUMERATED_WALLS:
+    if choices > _MAX_ENUMERATED_WALLS:
         raise ValueError(
             f"inner_walls=({low}, {high}): a {height}×{width} grid has {choices:,} such placements, more than "
-            f"{MAX_ENUMERATED_WALLS:,}; lower the walls or the size, or draw layouts at random with generate_levels"
+            f"{_MAX_ENUMERATED_WALLS:,}; lower the walls or the size, or draw layouts at random with generate_levels"
         )
     seen: set[tuple[bytes, bytes]] = set()
     layouts = []
@@ -340,6 +235,7 @@ def pulled_level(
 _MAX_DRAW_STATES = 4_000
 # Positions of a whole setting up to which the generator lists every level once random draws bring nothing new.
 _MAX_LISTED_STATES = 3_000_000
+_MAX_LAYOUT_DRAWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,17 +248,26 @@ class Level:
 
 
 class LevelsExhaustedError(ValueError):
-    """A setting has fewer distinct levels than wanted, or random draws find no new ones.
+    """A setting has fewer distinct levels than wanted, or random draws find no new ones."""
 
-    Attributes:
-        levels: the levels found before.
-        largest: largest number of fewest moves that was met, 0 if none.
+
+def check_room(height: int, width: int, boxes: int, inner_walls: tuple[int, int]) -> None:
+    """See that boards have room for their inner walls, their boxes and the player.
+
+    Raises:
+        ValueError: they have not; the message has the way out.
     """
-
-    def __init__(self, message: str, levels: list[Level], largest: int) -> None:
-        super().__init__(message)
-        self.levels = levels
-        self.largest = largest
+    inner, (fewest, most) = (height - 2) * (width - 2), inner_walls
+    if not 0 <= fewest <= most <= inner:
+        raise ValueError(
+            f"inner_walls={[fewest, most]}: a {height}×{width} board has {inner} inner cells; lower it, and give two "
+            "numbers in rising order."
+        )
+    if boxes + 1 > inner - fewest:
+        raise ValueError(
+            f"boxes={boxes}: a {height}×{width} board with {fewest} inner walls has {inner - fewest} floor cells, and "
+            "boxes and player need one each; lower boxes, or raise height or width."
+        )
 
 
 def generate_levels(
@@ -375,7 +280,7 @@ def generate_levels(
     max_solution: int | None = None,
     *,
     inner_walls: tuple[int, int] | None = None,
-    layouts: Iterable[Layout | Board] | None = None,
+    layouts: Sequence[Layout] | None = None,
     lengths: Sequence[int] | None = None,
     max_states: int = 5_000,
     max_attempts: int = 200,
@@ -409,17 +314,26 @@ def generate_levels(
         LevelsExhaustedError: there are too few levels and `return_fewer` is off.
         ValueError: a value is out of range; the message names it.
     """
-    if count < 0:
-        raise ValueError(f"count={count}: must be at least 0")
-    setting = LevelSetting.of(height, width, boxes, min_solution, max_solution, inner_walls, layouts, lengths)
-    source = _Source(setting, seed, max_states, max_attempts)
+    for name, value, least in (
+        ("count", count, 0),
+        ("height", height, 3),
+        ("width", width, 3),
+        ("boxes", boxes, 1),
+        ("min_solution", min_solution, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{name}={value}: must be at least {least}")
+    walls = inner_walls or default_inner_walls(height, width)
+    check_room(height, width, boxes, walls)
+    source = _Source(height, width, boxes, min_solution, max_solution, walls, layouts, seed, max_states, max_attempts)
+    source.check(lengths)
     levels: list[Level] = []
     for index in range(count):
         wanted = lengths[index % len(lengths)] if lengths else None
         if (level := source.draw(index, wanted)) is not None:
             levels.append(level)
         elif not return_fewer:
-            raise LevelsExhaustedError(source.explain(count, levels, wanted), levels, source.largest)
+            raise LevelsExhaustedError(source.explain(count, levels, wanted))
         elif wanted is None or source.empty.issuperset(lengths or ()):
             break
     return levels
@@ -427,9 +341,15 @@ def generate_levels(
 
 @dataclass
 class _Source:
-    """Draws levels one by one, none of them twice."""
+    """Draws levels one by one, none of them twice; low and high are the bounds on the solution."""
 
-    setting: LevelSetting
+    height: int
+    width: int
+    boxes: int
+    low: int
+    high: int | None
+    inner_walls: tuple[int, int]
+    layouts: Sequence[Layout] | None
     seed: int
     max_states: int
     max_attempts: int
@@ -438,6 +358,48 @@ class _Source:
     given: set[str] = field(default_factory=set)
     empty: set[int | None] = field(default_factory=set)
     rest: dict[int | None, list[tuple[Board, int]]] = field(default_factory=dict)
+
+    def check(self, lengths: Sequence[int] | None) -> None:
+        """Check the solution lengths and the layouts; errors name the argument of `generate_levels`."""
+        if self.high is not None and self.high < self.low:
+            raise ValueError(
+                f"max_solution={self.high} is below min_solution={self.low}; raise max_solution or lower min_solution"
+            )
+        for name, given in (("lengths", lengths), ("layouts", self.layouts)):
+            if given is not None and not given:
+                raise ValueError(f"{name}=[]: there is nothing to draw; give at least one, or None for any")
+        for length in lengths or ():
+            if length < self.low or (self.high is not None and length > self.high):
+                raise ValueError(
+                    f"lengths: {length} lies outside min_solution={self.low} … max_solution={self.high}; "
+                    "widen the bounds"
+                )
+        for layout in self.layouts or ():
+            if {layout.height, layout.width} != {self.height, self.width}:
+                raise ValueError(
+                    f"layouts: one is {layout.height}×{layout.width}, the levels are {self.height}×{self.width}; "
+                    "make the sizes equal"
+                )
+
+    def draw_layout(self, generator: random.Random) -> Layout:
+        """Connected walls: one of the given layouts in a random orientation, or random inner walls."""
+        if self.layouts is not None:
+            layout = generator.choice(self.layouts)
+            size = (layout.height, layout.width)
+            return layout.transform(
+                generator.choice([k for k in SYMMETRIES if transformed_size(*size, k) == (self.height, self.width)])
+            )
+        low, high = self.inner_walls
+        inner = (self.height - 2) * (self.width - 2)
+        for _ in range(_MAX_LAYOUT_DRAWS):
+            walls = generator.sample(range(inner), generator.randint(low, min(high, inner - self.boxes - 1)))
+            layout = bordered_layout(self.height, self.width, walls)
+            if layout.is_connected:
+                return layout
+        raise ValueError(
+            f"inner_walls=({low}, {high}): no connected floor among {_MAX_LAYOUT_DRAWS:,} random "
+            f"{self.height}×{self.width} grids; lower inner_walls"
+        )
 
     def draw(self, index: int, wanted: int | None) -> Level | None:
         """A new level with the wanted length (None: any within bounds), or None if there is none left."""
@@ -463,15 +425,14 @@ class _Source:
         return len(self.given) > before
 
     def attempt(self, generator: random.Random, wanted: int | None) -> tuple[Board | None, int]:
-        setting = self.setting
-        low, high = (setting.low, setting.high) if wanted is None else (wanted, wanted)
-        layout = setting.draw_layout(generator)
+        low, high = (self.low, self.high) if wanted is None else (wanted, wanted)
+        layout = self.draw_layout(generator)
         floor = list(bits(layout.floor))
-        if len(floor) <= setting.boxes:
+        if len(floor) <= self.boxes:
             return None, 0
-        if comb(len(floor), setting.boxes) * len(floor) > _MAX_DRAW_STATES:
-            return pulled_level(layout, setting.boxes, (low, high), self.max_states, generator)
-        targets = sum(1 << cell for cell in generator.sample(floor, setting.boxes))
+        if comb(len(floor), self.boxes) * len(floor) > _MAX_DRAW_STATES:
+            return pulled_level(layout, self.boxes, (low, high), self.max_states, generator)
+        targets = sum(1 << cell for cell in generator.sample(floor, self.boxes))
         layers = list(distance_layers(layout, targets, high))
         if len(layers) <= low:
             return None, len(layers) - 1
@@ -481,14 +442,13 @@ class _Source:
 
     def list_rest(self, wanted: int | None) -> list[tuple[Board, int]]:
         """Every level of a small setting in random order, mirror images among them; empty for a large one."""
-        setting = self.setting
-        layouts = setting.all_layouts()
-        if layouts is None or sum(count_positions(layout, setting.boxes) for layout in layouts) > _MAX_LISTED_STATES:
+        layouts = self.layouts or list_layouts(self.height, self.width, self.inner_walls)
+        if layouts is None or sum(count_positions(layout, self.boxes) for layout in layouts) > _MAX_LISTED_STATES:
             return []
-        low, high = (setting.low, setting.high) if wanted is None else (wanted, wanted)
+        low, high = (self.low, self.high) if wanted is None else (wanted, wanted)
         found = []
         for layout in layouts:
-            for board, length in levels_of_layout(layout, setting.boxes, max_solution=high):
+            for board, length in levels_of_layout(layout, self.boxes, max_solution=high):
                 self.largest = max(self.largest, length)
                 if length >= low:
                     found.append((board, length))
@@ -498,9 +458,8 @@ class _Source:
 
     def explain(self, count: int, levels: list[Level], wanted: int | None) -> str:
         """Why there is no further level, and the way out."""
-        setting = self.setting
-        size, boxes = f"{setting.height}×{setting.width}", _boxes(setting.boxes)
-        least = setting.low if wanted is None else wanted
+        size, boxes = f"{self.height}×{self.width}", "one box" if self.boxes == 1 else f"{self.boxes} boxes"
+        least = self.low if wanted is None else wanted
         searched = (
             ""
             if self.exact
@@ -513,7 +472,7 @@ class _Source:
                 f"{searched}; largest found: {self.largest}. Lower {name}, or raise height, width or boxes."
             )
         same = [level for level in levels if wanted is None or level.solution_length == wanted]
-        length = f"{least} to {setting.high or 'any number of'} moves" if wanted is None else f"exactly {wanted} moves"
+        length = f"{least} to {self.high or 'any number of'} moves" if wanted is None else f"exactly {wanted} moves"
         return (
             f"count={count}: found only {len(same)} distinct {size} levels with {boxes} and a solution of {length}"
             f"{searched}; largest solution found: {self.largest}. Lower count, widen the solution lengths or "
@@ -525,7 +484,3 @@ def count_positions(layout: Layout, boxes: int) -> int:
     """Positions of so many boxes and as many targets."""
     floor = layout.floor.bit_count()
     return comb(floor, boxes) ** 2 * floor
-
-
-def _boxes(number: int) -> str:
-    return "one box" if number == 1 else f"{number} boxes"

@@ -38,14 +38,12 @@ from geo_sokoban_pipeline.envs.sokoban.data import (
     with_solution_length,
 )
 from geo_sokoban_pipeline.envs.sokoban.levels import (
-    MAX_ENUMERATED_WALLS,
     Level,
     LevelsExhaustedError,
     count_positions,
-    count_wall_choices,
-    enumerate_layouts,
     generate_levels,
     levels_of_layout,
+    list_layouts,
 )
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
@@ -73,11 +71,9 @@ def generate_rows(options: SokobanDataOptions) -> tuple[list[tuple[LevelRow, str
 
 def known_layouts(options: SokobanDataOptions) -> list[Layout] | None:
     """Every wall layout of the setting, one per class of the symmetries; None if they are too many to list."""
-    if count_wall_choices(options.height, options.width, options.inner_walls) > MAX_ENUMERATED_WALLS:
-        return None
-    layouts = enumerate_layouts(options.height, options.width, options.inner_walls)
+    layouts = list_layouts(options.height, options.width, options.inner_walls)
     # Too little floor for boxes and player gives no level; such layouts would leave a split empty.
-    return [layout for layout in layouts if layout.floor.bit_count() > options.boxes]
+    return layouts and [layout for layout in layouts if layout.floor.bit_count() > options.boxes]
 
 
 def assign_layouts(options: SokobanDataOptions, layouts: list[Layout]) -> dict[str, list[Layout]]:
@@ -208,9 +204,7 @@ def _check(options: SokobanDataOptions, split: str, count: int, found: list[Leve
         f"{'box' if options.boxes == 1 else 'boxes'}, {low} to {high} inner walls and solutions of "
         f"{options.min_solution} to {options.max_solution} moves yield {len(found)} distinct ones {where}; "
         f"longest solution among them: {largest}. "
-        f"Lower sokoban.counts.{split}, widen the solution lengths or inner_walls, or raise height, width or boxes.",
-        found,
-        largest,
+        f"Lower sokoban.counts.{split}, widen the solution lengths or inner_walls, or raise height, width or boxes."
     )
 
 
