@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
-from geo_sokoban_pipeline.envs.geo3k.data import RowIds, raw_rows
+from geo_sokoban_pipeline.envs.geo3k.data import raw_rows
 
 ALL = {"train": None, "validation": None, "eval": None}
 STRUCT_BYTES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
@@ -46,7 +46,7 @@ def source_row(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 def raw_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row as the raw table holds it."""
-    return next(raw_rows([(0, row)], "test", "train", RowIds()))
+    return next(raw_rows([(0, row)], "test", "train", set()))
 
 
 def write_uris(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:

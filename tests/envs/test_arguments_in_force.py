@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from geo_sokoban_pipeline.config.base import parameter_names
-from geo_sokoban_pipeline.envs.geo3k import answer_env
 from geo_sokoban_pipeline.envs.geo3k import env as tool_env
 from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
@@ -35,12 +35,18 @@ ON, OFF = "########\n#@$.  .#\n#   $  #\n########", "########\n#@*   .#\n#   $  
 PAID = {"rewards": {"blocked": -1.0, "moved": 2.0, "box_on": 4.0, "box_off": -8.0, "success_bonus": 16.0}}
 THOUGHT = "<think><answer>Down</answer></think><answer>Right</answer>"
 RIGHTS = "<answer>Right, Right, Right</answer>"
+LOST, SOLVED = "#####\n#$@.#\n#   #\n#####", "#@ *#"
 
 SOKOBAN: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
     # arguments, level, response, what is seen of the first observation and after the step
     *(({"max_actions_per_turn": most}, LEVEL, RIGHTS, {"steps": most}) for most in (1, 2, 3)),
     ({"max_steps": 2}, LEVEL, "<answer>Down, Up</answer>", {"done": True}),
     ({"max_steps": 3}, LEVEL, "<answer>Down, Up</answer>", {"done": False}),
+    # The limit cuts a turn: the third move is read and not made.
+    ({"max_steps": 2}, LEVEL, RIGHTS, {"done": True, "steps": 2, "parsed": ["right"] * 3, "made": "Right, Right"}),
+    # A level solved at its start ends with the first move only.
+    ({}, SOLVED, "hm", {"done": False}),
+    ({}, SOLVED, "right, right, right", {"done": True, "steps": 1}),
     *(({"cell_px": px}, LEVEL, "Right", {"size": (7 * px, 4 * px)}) for px in (8, 16)),
     ({}, LEVEL, "Right", {"is_brief": False, "has_grid": False}),
     ({"observation_style": "brief"}, LEVEL, "Right", {"is_brief": True}),
@@ -66,6 +72,13 @@ SOKOBAN: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
         )
         for ends in (False, True)
     ),
+    # A level that is lost from its start is played on, and nothing is charged for it.
+    (
+        {"end_when_lost": True, "rewards": {"lost": -7.0}},
+        LOST,
+        "down, up",
+        {"done": False, "reward": 0.02, "lost": 1.0},
+    ),
     ({"distance": "greedy"}, FAR, "none", {"dist0": 1 + 5}),
     ({"distance": "assignment"}, FAR, "none", {"dist0": 3 + 1}),
     ({"optimal_steps": 3}, LEVEL, RIGHTS, {"optimal_steps": 3.0, "steps_over_optimal": 1.0, "success": 1.0}),
@@ -81,9 +94,10 @@ SOKOBAN: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
 def test_arguments_of_sokoban(args: dict[str, Any], text: str, response: str, expected: dict[str, Any]) -> None:
     env = build_env({"extra_info": {"env_config": Board.from_text(text).to_env_config()}}, args)
     first, _ = env.reset()
-    _, done, info = env.step(response)
+    after, done, info = env.step(response)
     seen = {
         **env.final_metrics(),
+        "made": "".join(re.findall("Moves just made: (.*)", after["obs_str"])),
         "steps": env.steps,
         "done": done,
         "reward": info["turn_reward"],
@@ -101,6 +115,7 @@ def call(arguments: str) -> str:
 
 
 FOUR, FIVE, LONG = call('{"answer": "4"}'), call('{"answer": "5"}'), call(f'{{"answer": "{"4" * 300}"}}')
+MARKS = call('{"answer": "<|im_end|>\\u0000<|image_pad|>"}')
 LATEX, NEAR = call('{"answer": "\\frac{10}{2}"}'), call('{"answer": "0.55"}')
 BROKEN_LAST, THOUGHT_CALL = f"{FIVE}<tool_call>{{5}}</tool_call>", f"<think>{FIVE}</think>So it is."
 
@@ -111,7 +126,11 @@ GEOMETRY: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
     ({}, "5", FIVE, {"done": True}),
     ({"end_on_correct": False}, "5", FIVE, {"done": False}),
     ({"preset": "slime_exact"}, "5", FIVE, {"done": False}),
-    ({"preset": "slime_exact", "end_on_correct": True}, "5", FIVE, {"done": True}),
+    ({"preset": "slime_exact", "end_on_correct": True}, "5", FIVE, {"done": True}),  # given values win
+    ({"preset": "slime_exact"}, "5", THOUGHT_CALL, {"tool_executed": True}),
+    ({"preset": "slime_exact"}, "5", LATEX, {"score": 0.0}),
+    ({"preset": "slime_exact"}, "5", LONG, {"is_quoted": True}),
+    ({"preset": "slime_exact"}, "13", call('{"answer": "99=13"}'), {"score": 1.0}),  # its grader
     ({"after_think": True}, "5", THOUGHT_CALL, {"tool_executed": False, "done": True}),
     ({"after_think": False}, "5", THOUGHT_CALL, {"tool_executed": True, "score": 1.0}),
     ({}, "5", call('["5"]'), {"answer_missing": True, "tool_executed": False, "done": False}),
@@ -123,6 +142,8 @@ GEOMETRY: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
     ({"feedback": "brief"}, "5", FOUR, {"is_brief": True}),
     ({"quote": "short"}, "5", LONG, {"is_quoted": False}),
     ({"quote": "raw"}, "5", LONG, {"is_quoted": True}),
+    ({"quote": "short"}, "5", MARKS, {"has_marks": False}),
+    ({"quote": "raw"}, "5", MARKS, {"has_marks": True}),
     ({"grader": "geo3k", "tolerance": 0.05}, "0.53", NEAR, {"score": 1.0}),
     ({"grader": "geo3k", "tolerance": 0.001}, "0.53", NEAR, {"score": 0.0}),
     ({}, "0.53", NEAR, {"score": 0.0}),
@@ -140,6 +161,7 @@ def test_arguments_of_geometry(args: dict[str, Any], label: str, response: str, 
         "is_warned": "One chance is left" in feedback,
         "is_brief": len(feedback) < 50,
         "is_quoted": "4" * 101 in feedback,
+        "has_marks": "<|" in feedback or "\0" in feedback,
     }
     assert {name: seen.get(name) for name in expected} == expected
 
@@ -148,16 +170,6 @@ def test_list_arguments_are_the_original_crash_where_they_are_not_tolerated() ->
     for args in ({"tolerate_list_arguments": False}, {"preset": "slime_exact"}):
         with pytest.raises(TypeError, match="tolerate_list_arguments"):
             tool_env.build_env({"id": "p", "answer": "5"}, {"max_turns": 3} | args).step(call('["5"]'))
-
-
-@pytest.mark.parametrize(
-    ("args", "score"), [({"grader": "geo3k", "tolerance": 0.05}, 1.0), ({"grader": "geo3k", "tolerance": 0.001}, 0.0)]
-)
-def test_arguments_of_the_environment_of_one_turn(args: dict[str, Any], score: float) -> None:
-    env = answer_env.build_env({"id": "p", "answer": "0.53"}, args)
-    env.reset()
-    env.step("\\boxed{0.55}")
-    assert env.final_metrics()["success"] == score
 
 
 def outcome(*responses: str, truth: str = "5", response: str = "", **env: Any) -> EpisodeResult:

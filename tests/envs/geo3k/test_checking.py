@@ -20,7 +20,6 @@ from geo_sokoban_pipeline.envs.geo3k.data import (
     PROMPTS,
     RAW_PROBLEMS,
     TEMPLATES,
-    RowIds,
     check_placeholders,
     check_problem,
     check_text,
@@ -42,7 +41,7 @@ from problem_rows import drawing, image_file, options, raw_of, source_row, uri, 
 
 def index(rows, **changes):
     rejected: list[RejectedRow] = []
-    raws = list(raw_rows(enumerate(rows), "test", "train", RowIds()))
+    raws = list(raw_rows(enumerate(rows), "test", "train", set()))
     return list(index_rows(raws, options(**changes), rejected)), rejected
 
 
@@ -120,7 +119,7 @@ def test_numbers_of_json_lines_keep_their_digits(tmp_path, written, answer):
     (tmp_path / "rows.jsonl").write_text(
         f'{{"problem": "Find x.", "answer": {written}, "ratio": [1.10, 0.1000000000000000055]}}\n'
     )
-    (raw,) = raw_rows(read_rows(str(tmp_path / "rows.jsonl")), "test", "train", RowIds())
+    (raw,) = raw_rows(read_rows(str(tmp_path / "rows.jsonl")), "test", "train", set())
     assert raw["answer"] == answer
     assert answer is None or json.loads(raw["columns"]) == {"ratio": [1.1, 0.1]}
 
@@ -137,7 +136,7 @@ def test_numbers_of_json_lines_keep_their_digits(tmp_path, written, answer):
 )
 def test_number_columns_of_parquet_keep_their_digits(tmp_path, column, labels):
     pq.write_table(pa.table({"problem": ["Find x."] * len(column), "answer": column}), tmp_path / "rows.parquet")
-    raws = raw_rows(read_rows(str(tmp_path / "rows.parquet")), "test", "train", RowIds())
+    raws = raw_rows(read_rows(str(tmp_path / "rows.parquet")), "test", "train", set())
     assert [raw["answer"] for raw in raws] == labels
 
 
@@ -254,7 +253,7 @@ def test_hashes_take_image_and_question_together():
 
 def test_ids():
     rows = [source_row(id="a"), source_row(id="a"), source_row(id=7), source_row(), source_row(id="a_2")]
-    ids = RowIds()
+    ids = set()
     first = [raw["row_id"] for raw in raw_rows(enumerate(rows), "s", "train", ids)]
     assert first == ["a", "a_2", "7", "train_00003", "a_2_2"]
     assert [raw["row_id"] for raw in raw_rows([(3, source_row())], "s", "eval", ids)] == ["eval_00003"]
@@ -280,7 +279,7 @@ def test_processing_a_processed_row_changes_nothing(instruction):
 def test_all_real_rows(shared_data, tmp_path, instruction):
     chosen = options(instruction=instruction)
     source = [row for _, row in read_rows(str(shared_data / "geometry3k_small.parquet"))]
-    raws = list(raw_rows(enumerate(source), "real", "train", RowIds()))
+    raws = list(raw_rows(enumerate(source), "real", "train", set()))
     found = list(index_rows(raws, chosen, rejected := []))
     assert (len(found), rejected) == (69, [])
     assert len({name for row in found for name in row["image_hashes"]}) == 68

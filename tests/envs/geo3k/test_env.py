@@ -13,7 +13,6 @@ from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.envs.base import InteractionEnv
 from geo_sokoban_pipeline.envs.geo3k import Geo3kEnv, answer_env
 from geo_sokoban_pipeline.envs.geo3k import env as tool_env
-from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
 
 
 def scored(answer: str, name: str = "calc_score") -> str:
@@ -154,24 +153,6 @@ def test_arguments_that_cannot_be_used(arguments, message):
         tool_env.build_env({"answer": "5"}, arguments)
 
 
-def test_the_preset_sets_the_original_rules_and_given_values_win():
-    exact = Geo3kEnvOptions(max_turns=3, preset="slime_exact")
-    assert (exact.grader, exact.quote) == ("slime_exact", "raw")
-    assert not any((exact.end_on_correct, exact.after_think, exact.tolerate_list_arguments, exact.tolerate_latex))
-    assert Geo3kEnvOptions(max_turns=3, preset="slime_exact", end_on_correct=True).end_on_correct is True
-
-
-def test_quoted_answers_stay_short_and_hold_no_marks():
-    answer = "<|im_end|>\\u0000<|image_pad|>" + "9" * 500
-
-    def say(env):
-        return play(env, scored(f'"{answer}"'))[0][0]["obs_str"]
-
-    short = say(Geo3kEnv("5", 3))
-    assert "<|" not in short and "\0" not in short and len(short) < 300
-    assert "<|image_pad|>" in say(Geo3kEnv("5", 3, quote="raw"))
-
-
 def metrics(env, *responses, status="completed", stepped=None):
     play(env, *responses[:stepped])
     env.finalize(list(responses), status)
@@ -239,11 +220,18 @@ def test_numbers_of_a_problem(module, row, response, expected):
 
 
 @pytest.mark.parametrize(
-    ("response", "score", "answer"),
-    [(BOXED, 1.0, "5"), ("\\boxed{4}", 0.0, "4"), ("5", 0.0, None), ("<think>\\boxed{4}</think>" + BOXED, 1.0, "5")],
+    ("label", "args", "response", "score", "answer"),
+    [
+        ("5", {}, BOXED, 1.0, "5"),
+        ("5", {}, "\\boxed{4}", 0.0, "4"),
+        ("5", {}, "5", 0.0, None),
+        ("5", {}, "<think>\\boxed{4}</think>" + BOXED, 1.0, "5"),
+        ("0.53", {"grader": "geo3k", "tolerance": 0.05}, "\\boxed{0.55}", 1.0, "0.55"),
+        ("0.53", {"grader": "geo3k", "tolerance": 0.001}, "\\boxed{0.55}", 0.0, "0.55"),
+    ],
 )
-def test_one_response_is_graded(response, score, answer):
-    env = answer_env.AnswerEnv("5")
+def test_one_response_is_graded(label, args, response, score, answer):
+    env = answer_env.build_env({"id": "p", "answer": label}, args)
     env.reset()
     env.prepare(response)
     observation, done, info = env.step(response)

@@ -78,31 +78,6 @@ def test_worked_examples(board, responses, rewards, total, effective, steps):
     assert earned == pytest.approx(total, abs=1e-6)
 
 
-def test_worked_example_step_limit_cuts_a_turn():
-    env = SokobanEnv(LEVEL, max_steps=2)
-    env.reset()
-    observation, done, info = env.step("Right, Right, Right")
-    assert done and env.turn_rewards == pytest.approx([0.02]) and env.steps == 2
-    assert info["parsed_actions"] == ["right"] * 3
-    assert "Right, Right\n" in observation["obs_str"] and env.final_metrics()["success"] == 0.0
-
-
-@pytest.mark.parametrize("response", ["left", "right", "nothing"])
-def test_a_level_that_is_lost_from_its_start_is_played_on(response):
-    env = SokobanEnv(Board.from_text("#####\n#$@.#\n#   #\n#####"), end_when_lost=True, rewards=MoveRewards(lost=-1.0))
-    assert env.board.is_lost
-    for text in (response, "down", "up"):
-        _, done, info = env.step(text)
-        assert not done and info["turn_reward"] > -0.9, "this turn has lost nothing"
-
-
-def test_a_level_solved_at_reset_ends_with_the_first_move_only():
-    env = SokobanEnv(Board.from_text("#@ *#"))
-    env.reset()
-    assert env.step("hm")[1] is False
-    assert env.step("right, right, right")[1] is True and env.steps == 1
-
-
 def test_stepping_after_the_end_is_an_error_until_reset():
     env = SokobanEnv(ROW)
     env.step("right")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -122,61 +124,56 @@ def test_chat_marks(text, said):
     assert strip_chat_marks(said) == said
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (raw_row(prompt=None), "prompt is None; a text"),
-        (raw_row(prompt=[]), "prompt is a list"),
-        (raw_row(prompt=7), "prompt is an int"),
-        (raw_row(prompt=[{"role": "user"}]), "prompt is a list"),
-        (raw_row(prompt="Push the boxes."), "no observation block"),
-        (with_grid(""), "empty"),
-        (with_grid("# # #\n# P"), "ragged"),
-        (with_grid("# # #\n# P ?\n# # #"), "unknown symbol '?'"),
-        (with_grid("# # #\n# _ #\n# X #"), "no player"),
-        (with_grid("# P P #"), "2 players"),
-        (raw_row(prompt=RAW + "<image>"), "beside a text grid"),
-        (raw_row(prompt=RAW + "\ud800"), "surrogates"),
-        (raw_row(note="\ud800"), "surrogates"),
-    ],
-)
-def test_raw_rows_that_are_no_level(row, reason):
-    with pytest.raises(ValueError, match=reason.replace("?", r"\?")):
-        level_from_raw(row, 0, "test")
+NO_RAW_LEVELS = [
+    (raw_row(prompt=None), "prompt is None; a text"),
+    (raw_row(prompt=[]), "prompt is a list"),
+    (raw_row(prompt=7), "prompt is an int"),
+    (raw_row(prompt=[{"role": "user"}]), "prompt is a list"),
+    (raw_row(prompt="Push the boxes."), "no observation block"),
+    (with_grid(""), "empty"),
+    (with_grid("# # #\n# P"), "ragged"),
+    (with_grid("# # #\n# P ?\n# # #"), "unknown symbol '?'"),
+    (with_grid("# # #\n# _ #\n# X #"), "no player"),
+    (with_grid("# P P #"), "2 players"),
+    (raw_row(prompt=RAW + "<image>"), "beside a text grid"),
+    (raw_row(prompt=RAW + "\ud800"), "surrogates"),
+    (raw_row(note="\ud800"), "surrogates"),
+]
+NO_PROCESSED_LEVELS = [
+    (processed_row(prompt=None), "prompt is None; a text"),
+    (processed_row(extra_info=None), "env_config is missing"),
+    (processed_row(extra_info={"env_config": {"grid_size": [4, 5]}}), "initial_base_grid"),
+    (
+        processed_row(extra_info={"env_config": {"initial_base_grid": 5, "initial_boxes": [], "initial_player": []}}),
+        "malformed",
+    ),
+    (processed_row(images=None), "images is None"),
+    (processed_row(images=[]), "images is a list"),
+    (processed_row(images=[{"bytes": b"", "path": None}]), "image is a dict"),
+    (processed_row(images=["http://example.com/a.png"]), "remote and local images are not read"),
+    (processed_row(images=["/etc/passwd"]), "remote and local images are not read"),
+    (processed_row(images=["data:image/png,raw"]), "not base64"),
+    (processed_row(images=["data:image/png;base64,@@@@"]), "not valid base64"),
+    (processed_row(images=[png_data_uri(b"nonsense")]), "cannot be decoded"),
+    (processed_row(images=[png_data_uri(image()[:45])]), "cannot be decoded"),
+    (
+        processed_row(images=[png_data_uri(image((300, 400)))]),
+        "300×400 pixels, more than limits.max_pixels=100000",
+    ),
+    (processed_row(images=[png_data_uri(image() + bytes(30_000))]), "more than limits.max_bytes=20000"),
+    (processed_row(images=processed_row()["images"] * 2), "2 images, but prompt holds <image> 1 times"),
+]
+LIMITS = ImageLimits(max_bytes=20_000, max_pixels=100_000)
 
 
 @pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (processed_row(prompt=None), "prompt is None; a text"),
-        (processed_row(extra_info=None), "env_config is missing"),
-        (processed_row(extra_info={"env_config": {"grid_size": [4, 5]}}), "initial_base_grid"),
-        (
-            processed_row(
-                extra_info={"env_config": {"initial_base_grid": 5, "initial_boxes": [], "initial_player": []}}
-            ),
-            "malformed",
-        ),
-        (processed_row(images=None), "images is None"),
-        (processed_row(images=[]), "images is a list"),
-        (processed_row(images=[{"bytes": b"", "path": None}]), "image is a dict"),
-        (processed_row(images=["http://example.com/a.png"]), "remote and local images are not read"),
-        (processed_row(images=["/etc/passwd"]), "remote and local images are not read"),
-        (processed_row(images=["data:image/png,raw"]), "not base64"),
-        (processed_row(images=["data:image/png;base64,@@@@"]), "not valid base64"),
-        (processed_row(images=[png_data_uri(b"nonsense")]), "cannot be decoded"),
-        (processed_row(images=[png_data_uri(image()[:45])]), "cannot be decoded"),
-        (
-            processed_row(images=[png_data_uri(image((300, 400)))]),
-            "300×400 pixels, more than limits.max_pixels=100000",
-        ),
-        (processed_row(images=[png_data_uri(image() + bytes(30_000))]), "more than limits.max_bytes=20000"),
-        (processed_row(images=processed_row()["images"] * 2), "2 images, but prompt holds <image> 1 times"),
-    ],
+    ("read", "row", "reason"),
+    [(partial(level_from_raw, number=0, source="test"), *case) for case in NO_RAW_LEVELS]
+    + [(partial(level_from_processed, number=0, source="test", limits=LIMITS), *case) for case in NO_PROCESSED_LEVELS],
 )
-def test_processed_rows_that_are_no_level(row, reason):
-    with pytest.raises(ValueError, match=reason.replace(".", r"\.")):
-        level_from_processed(row, 0, "test", ImageLimits(max_bytes=20_000, max_pixels=100_000))
+def test_rows_that_are_no_level(read, row, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        read(row)
 
 
 @pytest.mark.parametrize("media", ["image/png", "image/None", "image/jpeg"])

@@ -22,109 +22,97 @@ from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
     within,
 )
 
-
-@pytest.mark.parametrize(
-    ("text", "same"),
-    [
-        ("12.50", "25/2"),
-        (".5", "\\frac12"),
-        ("5.", "5"),
-        ("+3", "3"),
-        ("- 8", "-8"),
-        ("-(3 - 5)", "2"),
-        ("7 3/4", "7.75"),
-        ("1\\frac{1}{2}", "\\frac{3}{2}"),
-        ("-1 \\frac12", "-1.5"),
-        ("6/14", "\\frac { 3 } { 7 }"),
-        ("50\\%", "0.5"),
-        ("50%", "1/2"),
-        ("2^{10}", "1024"),
-        ("2^10", "1024"),
-        ("2^{2^2}", "16"),
-        ("2^{-1}", "0.5"),
-        ("4^{\\frac12}", "2"),
-        ("\\sqrt{12}", "2\\sqrt3"),
-        ("\\sqrt 12", "2 \\sqrt { 3 }"),
-        ("\\sqrt(12)", "2\\cdot\\sqrt{3}"),
-        ("\\sqrt{\\frac{1}{2}}", "\\frac{\\sqrt{2}}{2}"),
-        ("\\sqrt{0.5}", "\\frac{1}{\\sqrt2}"),
-        ("\\sqrt{0}", "0"),
-        ("\\frac{15}{\\sqrt{3}}", "5 \\sqrt { 3 }"),
-        ("\\frac{4}{5\\sqrt{2}}", "\\frac { 2 \\sqrt { 2 } } { 5 }"),
-        ("2(20+7\\sqrt{2})", "40 + 14 \\sqrt { 2 }"),
-        ("\\frac{1}{1+\\sqrt2}", "\\sqrt{2}-1"),
-        ("(1+\\sqrt{2})(1-\\sqrt{2})", "-1"),
-        ("9\\pi\\sqrt{2}", "9 \\sqrt 2 \\pi"),
-        ("16(4-\\pi)", "64 - 16 \\pi"),
-        ("\\frac{22\\pi}{5}", "\\frac { 22 } { 5 } \\pi"),
-        ("\\frac { 8 } { \\sqrt 3 } \\pi", "\\frac{8\\sqrt{3}\\pi}{3}"),
-        ("\\pi\\div\\pi", "1"),
-        ("\\frac{\\pi}{4}", "0.25\\pi"),
-        ("6\\times-2", "-12"),
-        ("1\\frac{5}{2}", "2.5"),  # no mixed number: a product
-    ],
-)
-def test_equal_numbers(text, same):
-    assert read_number(text) == read_number(same)
-
-
-@pytest.mark.parametrize(
-    ("text", "other"),
-    [
-        ("15.000000000000000001", "15"),
-        ("0.333333333333333333333333333333", "1/3"),
-        ("\\sqrt{2}", "1.41421356237309504880"),
-        ("3.14159265358979323846", "\\pi"),
-        ("\\frac{22}{7}", "\\pi"),
-        ("5\\sqrt{2}", "5\\sqrt{3}"),
-        ("7\\frac{3}{4}", "\\frac{21}{4}"),
-    ],
-)
-def test_other_numbers(text, other):
-    assert read_number(text) != read_number(other)
+SAME = [
+    ("12.50", "25/2"),
+    (".5", "\\frac12"),
+    ("5.", "5"),
+    ("+3", "3"),
+    ("- 8", "-8"),
+    ("-(3 - 5)", "2"),
+    ("7 3/4", "7.75"),
+    ("1\\frac{1}{2}", "\\frac{3}{2}"),
+    ("-1 \\frac12", "-1.5"),
+    ("6/14", "\\frac { 3 } { 7 }"),
+    ("50\\%", "0.5"),
+    ("50%", "1/2"),
+    ("2^{10}", "1024"),
+    ("2^10", "1024"),
+    ("2^{2^2}", "16"),
+    ("2^{-1}", "0.5"),
+    ("4^{\\frac12}", "2"),
+    ("\\sqrt{12}", "2\\sqrt3"),
+    ("\\sqrt 12", "2 \\sqrt { 3 }"),
+    ("\\sqrt(12)", "2\\cdot\\sqrt{3}"),
+    ("\\sqrt{\\frac{1}{2}}", "\\frac{\\sqrt{2}}{2}"),
+    ("\\sqrt{0.5}", "\\frac{1}{\\sqrt2}"),
+    ("\\sqrt{0}", "0"),
+    ("\\frac{15}{\\sqrt{3}}", "5 \\sqrt { 3 }"),
+    ("\\frac{4}{5\\sqrt{2}}", "\\frac { 2 \\sqrt { 2 } } { 5 }"),
+    ("2(20+7\\sqrt{2})", "40 + 14 \\sqrt { 2 }"),
+    ("\\frac{1}{1+\\sqrt2}", "\\sqrt{2}-1"),
+    ("(1+\\sqrt{2})(1-\\sqrt{2})", "-1"),
+    ("9\\pi\\sqrt{2}", "9 \\sqrt 2 \\pi"),
+    ("16(4-\\pi)", "64 - 16 \\pi"),
+    ("\\frac{22\\pi}{5}", "\\frac { 22 } { 5 } \\pi"),
+    ("\\frac { 8 } { \\sqrt 3 } \\pi", "\\frac{8\\sqrt{3}\\pi}{3}"),
+    ("\\pi\\div\\pi", "1"),
+    ("\\frac{\\pi}{4}", "0.25\\pi"),
+    ("6\\times-2", "-12"),
+    ("1\\frac{5}{2}", "2.5"),  # no mixed number: a product
+]
+OTHER = [
+    ("15.000000000000000001", "15"),
+    ("0.333333333333333333333333333333", "1/3"),
+    ("\\sqrt{2}", "1.41421356237309504880"),
+    ("3.14159265358979323846", "\\pi"),
+    ("\\frac{22}{7}", "\\pi"),
+    ("5\\sqrt{2}", "5\\sqrt{3}"),
+    ("7\\frac{3}{4}", "\\frac{21}{4}"),
+]
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "",
-            "x",
-            "1 3",
-            "1 5/2",
-            "13 14",
-            "1.2.3",
-            "--5",
-            "5-",
-            "/5",
-            "*5",
-            "5!",
-            "(5",
-            "5)",
-            "{5",
-            "5}",
-            "()",
-            "\\sqrt{}",
-        ),
-        *("\\frac{1}", "\\frac", "\\sqrt", "\\sqrt[3]{8}", "8^{1/3}", "2^x", "2^2^2", "\\sqrt{-1}", "5=5"),
-        *("\\sqrt{1+\\sqrt{2}}", "\\sqrt{\\pi}", "\\frac{1}{1+\\pi}", "\\pitchfork", "1e5", "5,5", "(" * 100 + "5"),
-        *("\\frac{1}{\\sqrt2+\\sqrt3+\\sqrt5}", "2**3", "|5|", "[5]", "５", "\\text{5}", "5 \\cdot", "\\sqrt{10^{40}}"),
-    ],
+    ("text", "other", "equal"), [(*pair, True) for pair in SAME] + [(*pair, False) for pair in OTHER]
 )
-def test_unreadable(text):
-    with pytest.raises(NoNumberError):
-        read_number(text)
+def test_numbers_are_equal_or_not(text, other, equal):
+    assert (read_number(text) == read_number(other)) is equal
+
+
+NO_NUMBER = (
+    *(
+        "",
+        "x",
+        "1 3",
+        "1 5/2",
+        "13 14",
+        "1.2.3",
+        "--5",
+        "5-",
+        "/5",
+        "*5",
+        "5!",
+        "(5",
+        "5)",
+        "{5",
+        "5}",
+        "()",
+        "\\sqrt{}",
+    ),
+    *("\\frac{1}", "\\frac", "\\sqrt", "\\sqrt[3]{8}", "8^{1/3}", "2^x", "2^2^2", "\\sqrt{-1}", "5=5"),
+    *("\\sqrt{1+\\sqrt{2}}", "\\sqrt{\\pi}", "\\frac{1}{1+\\pi}", "\\pitchfork", "1e5", "5,5", "(" * 100 + "5"),
+    *("\\frac{1}{\\sqrt2+\\sqrt3+\\sqrt5}", "2**3", "|5|", "[5]", "５", "\\text{5}", "5 \\cdot", "\\sqrt{10^{40}}"),
+)
+NO_VALUE = (
+    *("1/0", "\\frac{1}{0}", "0^{-1}", "1/(2-2)", "2^{1000000000}", "10^{4000}", "(2^{999})^{999}"),
+    *("0.1^{9999}", "2^{-99999}"),
+)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        *("1/0", "\\frac{1}{0}", "0^{-1}", "1/(2-2)", "2^{1000000000}", "10^{4000}", "(2^{999})^{999}"),
-        *("0.1^{9999}", "2^{-99999}"),
-    ],
+    ("text", "error"), [(text, NoNumberError) for text in NO_NUMBER] + [(text, NoValueError) for text in NO_VALUE]
 )
-def test_no_value(text):
-    with pytest.raises(NoValueError):
+def test_texts_without_a_number(text, error):
+    with pytest.raises(error):
         read_number(text)
 
 

@@ -11,7 +11,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, combinations, count
 from pathlib import Path
@@ -119,23 +119,21 @@ _KEPT = ("id", "data_source", "family", "difficulty", "candidates")
 _OWN_MARK = "problem_hash"
 
 
-@dataclass
-class RowIds:
-    """Ids without repetition: the row's own, else split and number; a repeated one gets `_2`, `_3`, …"""
+def new_id(own: Any, split: str, number: int, taken: set[str]) -> str:
+    """An id that no other row has: the row's own, else split and number; a repeated one gets `_2`, `_3`, …
 
-    taken: set[str] = field(default_factory=set)
-
-    def give(self, own: Any, split: str, number: int) -> str:
-        """An id that no other row has."""
-        base = f"{split}_{number:05d}" if own is None else str(own).encode("utf-8", "replace").decode("utf-8")
-        names = chain([base], (f"{base}_{times}" for times in count(2)))
-        name = next(name for name in names if name not in self.taken)
-        self.taken.add(name)
-        return name
+    Args:
+        taken: ids of earlier rows; the new one is added.
+    """
+    base = f"{split}_{number:05d}" if own is None else str(own).encode("utf-8", "replace").decode("utf-8")
+    names = chain([base], (f"{base}_{times}" for times in count(2)))
+    name = next(name for name in names if name not in taken)
+    taken.add(name)
+    return name
 
 
 def raw_rows(
-    rows: Iterable[tuple[int, Mapping[str, Any] | BadRow]], source: str, split: str, ids: RowIds
+    rows: Iterable[tuple[int, Mapping[str, Any] | BadRow]], source: str, split: str, taken: set[str]
 ) -> Iterator[Row]:
     """Rows of `geo3k.raw_problems`.
 
@@ -143,11 +141,11 @@ def raw_rows(
         rows: number and row, as they were read.
         source: hub id or file name, for the record.
         split: train, validation or eval.
-        ids: of all splits together.
+        taken: ids of the rows of earlier splits; those of this one are added.
     """
     for number, row in rows:
         own = None if isinstance(row, BadRow) else row.get("id")
-        head = {"row_id": ids.give(own, split, number), "source": source, "source_split": split}
+        head = {"row_id": new_id(own, split, number, taken), "source": source, "source_split": split}
         try:
             yield head | _read_row(row)
         except ValueError as error:

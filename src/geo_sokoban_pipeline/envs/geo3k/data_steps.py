@@ -118,6 +118,4 @@ def nothing_good(section: str, options: Geo3kDataOptions, rejected: Sequence[Any
 
 def as_options(parameters: Mapping[str, Any] | Geo3kDataOptions, section: str) -> Geo3kDataOptions:
     """Checked options; errors name the full parameter path."""
-    if isinstance(parameters, Geo3kDataOptions):
-        return parameters
-    return validate_parameters(parameters, DATA_OPTIONS[section], prefix=section)
+    return validate_parameters(dict(parameters), DATA_OPTIONS[section], prefix=section)

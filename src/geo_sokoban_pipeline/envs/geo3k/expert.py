@@ -103,13 +103,8 @@ class GeometryExpert:
         return self._calls and patient and env.turn + 1 < env.options.max_turns
 
 
-def build_teacher(name: str, patience: int | None = None, noise: float = 0.0, **arguments: Any) -> GeometryExpert:
-    """Expert of one demonstration; experts remember their tried answers, so every episode gets its own.
-
-    Args:
-        arguments: further ones of `GeometryExpert`.
-    """
-    return GeometryExpert(name, patience, noise, **arguments)
+# Experts remember their tried answers, so every demonstration gets one of its own.
+build_teacher = GeometryExpert
 
 
 def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:

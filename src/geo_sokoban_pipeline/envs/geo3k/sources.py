@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, GeometryHubOptions
-from geo_sokoban_pipeline.envs.geo3k.data import PLACEHOLDER, RowIds, raw_rows
+from geo_sokoban_pipeline.envs.geo3k.data import PLACEHOLDER, raw_rows
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png
 from geo_sokoban_pipeline.envs.geo3k.figures.generation import ProblemsExhaustedError, generate_splits
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Problem
@@ -103,9 +103,9 @@ class _Part:
 
 def _of_parts(parts: Sequence[_Part]) -> RowStream:
     def rows() -> Iterator[Row]:
-        ids = RowIds()
+        taken: set[str] = set()
         for part in parts:
-            yield from raw_rows(part.start(), part.name, part.split, ids)
+            yield from raw_rows(part.start(), part.name, part.split, taken)
 
     return RowStream(rows)
 

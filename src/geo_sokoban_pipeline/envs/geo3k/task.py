@@ -17,6 +17,13 @@ from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Row, Task, Vocabulary, Words, expert_label
 from geo_sokoban_pipeline.envs.geo3k import data_steps
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.envs.geo3k.evaluation import (
+    AnswerRecord,
+    last_answer,
+    record_answer,
+    summarise_answers,
+    tag_answer,
+)
 from geo_sokoban_pipeline.envs.geo3k.report import GeometryReport, has_tool
 from geo_sokoban_pipeline.envs.inspection import DataSample
 from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, Rows
@@ -24,7 +31,6 @@ from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.rows import HubReader
 
 if TYPE_CHECKING:
-    from geo_sokoban_pipeline.envs.geo3k.evaluation import AnswerRecord
     from geo_sokoban_pipeline.trajectories.index import StoredEpisode
 
 ANSWER_ENV = "geo_sokoban_pipeline.envs.geo3k.answer_env.build_env"
@@ -225,14 +231,10 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
 
     def answer(self, episode: StoredEpisode) -> str | None:
         """The last box."""
-        from geo_sokoban_pipeline.envs.geo3k.evaluation import last_answer
-
         return last_answer(episode)
 
     def tags(self, episode: StoredEpisode) -> dict[str, int]:
         """Malformed calls, no answer, hedges, the right rule with wrong arithmetic."""
-        from geo_sokoban_pipeline.envs.geo3k.evaluation import tag_answer
-
         return tag_answer(episode)
 
     def evaluated_in(self, factory: str) -> Task:
@@ -249,14 +251,10 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
 
     def record(self, episode: FinishedEpisode) -> AnswerRecord:
         """Success, the first attempt, tool calls, the length of the response."""
-        from geo_sokoban_pipeline.envs.geo3k.evaluation import record_answer
-
         return record_answer(episode)
 
     def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
         """First attempts, tool calls, responses, and accuracy by family, form of the answer and difficulty."""
-        from geo_sokoban_pipeline.envs.geo3k.evaluation import summarise_answers
-
         return summarise_answers(records)
 
     def validation_numbers(self, row: Row) -> dict[str, float | None]:

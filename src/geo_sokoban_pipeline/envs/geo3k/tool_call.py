@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import decimal_of_json, label_text
+from geo_sokoban_pipeline.rewards.text import visible_text
 
 TOOL_NAMES = ("calc_score", "calc_geo3k_reward")
 CALL_MARK = "<tool_call>"
-_THINK_END = "</think>"
 
 # Two patterns in place of the original's `<tool_call>\s*(\{.*?\})\s*</tool_call>`: they find the same calls, but that
 # one reads to the end of the text again for each call that nothing closes.
@@ -71,7 +71,7 @@ def parse_tool_call(
         cannot be decoded.
     """
     if after_think:
-        text = text.rpartition(_THINK_END)[2]
+        text = visible_text(text)
     bodies = _bodies(text)
     for body in reversed(bodies if earlier_call_counts else bodies[-1:]):
         if (call := _read_body(body, tolerate_latex)) is not None:

@@ -173,6 +173,4 @@ def split_note(rule: str) -> str:
 
 def as_options(parameters: Mapping[str, Any] | SokobanDataOptions) -> SokobanDataOptions:
     """Checked options; errors name the full parameter path."""
-    if isinstance(parameters, SokobanDataOptions):
-        return parameters
-    return validate_parameters(parameters, SokobanDataOptions, prefix="sokoban")
+    return validate_parameters(dict(parameters), SokobanDataOptions, prefix="sokoban")

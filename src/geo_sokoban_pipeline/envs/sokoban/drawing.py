@@ -207,8 +207,6 @@ def _draw_player(draw: ImageDraw.ImageDraw, side: int) -> None:
 
 # Boards read back from their images.
 
-_SAMPLES = ("#@ \n.$*", "+$$")  # together they hold all seven kinds of cell
-
 
 def play_moves(png: bytes, actions: Iterable[str]) -> bytes | None:
     """Image of a board after moves on it, which end where the board is solved.
@@ -273,13 +271,4 @@ def _read_cells(pixels: np.ndarray, cell_px: int) -> bytes | None:
 @lru_cache(maxsize=16)
 def _tile_codes(cell_px: int) -> dict[bytes, int]:
     """Code of each kind of cell by its pixels."""
-    tiles: dict[bytes, int] = {}
-    for sample in _SAMPLES:
-        board = Board.from_text(sample)
-        pixels = np.asarray(render(board, cell_px))
-        for at, code in enumerate(board.codes()):
-            row, column = divmod(at, board.width)
-            tiles[pixels[row * cell_px : (row + 1) * cell_px, column * cell_px : (column + 1) * cell_px].tobytes()] = (
-                code
-            )
-    return tiles
+    return {tile.tobytes(): code for code, tile in enumerate(_tiles(cell_px))}

@@ -16,10 +16,10 @@ from geo_sokoban_pipeline.config.base import Count, CountOrZero, StrictModel, va
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
 from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, DIRECTIONS, Board, MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.drawing import MIN_CELL_PX, render_observation
+from geo_sokoban_pipeline.rewards.text import visible_text
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 _SEPARATORS = re.compile(r"[,;\s]+")
-_THINK_END = "</think>"
 
 
 def parse_actions(text: str, max_actions: int | None = None, *, after_think: bool = True) -> list[str]:
@@ -34,7 +34,7 @@ def parse_actions(text: str, max_actions: int | None = None, *, after_think: boo
         after_think: read only what follows the last `</think>`, if there is one. Off is the original's rule.
     """
     if after_think:
-        text = text.rpartition(_THINK_END)[2]
+        text = visible_text(text)
     block = _ANSWER.search(text)
     tokens = _SEPARATORS.split((block.group(1) if block else text).lower())
     return [token for token in tokens if token in DIRECTIONS][:max_actions]
@@ -42,7 +42,7 @@ def parse_actions(text: str, max_actions: int | None = None, *, after_think: boo
 
 def answer_blocks(text: str) -> list[str]:
     """Contents of the answer blocks behind the last `</think>`, in order; the first one decides."""
-    return _ANSWER.findall(text.rpartition(_THINK_END)[2])
+    return _ANSWER.findall(visible_text(text))
 
 
 # Arguments of the environment.

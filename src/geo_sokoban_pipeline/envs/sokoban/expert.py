@@ -177,11 +177,8 @@ class SokobanExpert:
         return action
 
 
-def build_teacher(
-    name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES, moves: int = 1
-) -> SokobanExpert:
-    """Expert of one demonstration; agents keep state, so every episode gets its own."""
-    return SokobanExpert(name, patience, noise, max_states, moves)
+# Agents keep state, so every demonstration gets an expert of its own.
+build_teacher = SokobanExpert
 
 
 def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from geo_sokoban_pipeline.envs.inspection import (
     TABLES,
@@ -21,8 +20,8 @@ from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import LevelRow, data_source_name, prompt_row, raw_level_row
 from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_source, split_yields
+from geo_sokoban_pipeline.runs.row_stream import Row, stored_rows
 
-Row = dict[str, Any]
 _GROUP = "data"
 # A stored row without these is no prompt.
 _COLUMNS = ("id", "prompt", "images", "data_source", "level_xsb", "level_hash", "layout_hash", "split_rule")
@@ -96,7 +95,7 @@ def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Chec
     return compare_stored(
         _GROUP,
         folder,
-        lambda path, split: _differences(_read(path), split, options),
+        lambda path, split: _differences(list(stored_rows(path)), split, options),
         generated=options.source == "generate",
     )
 
@@ -110,8 +109,8 @@ def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) 
     path = stored / f"{TABLES['train']}.parquet"
     if options.source == "generate" and path.is_file():
         try:
-            rows = _read(path)
-        except OSError:  # torn; the data nodes of the run make it again
+            rows = list(stored_rows(path))
+        except (OSError, ValueError):  # torn; the data nodes of the run make it again
             rows = []
         if rows and not _differences(rows, "train", options):
             return rows
@@ -154,17 +153,6 @@ def _first(options: SokobanDataOptions, rows: int) -> SokobanDataOptions:
     few = {"train": rows, "validation": max(lengths, rows // 10), "eval": max(lengths, rows // 10)}
     counts = options.counts.model_copy(update={split: min(count, few[split]) for split, count in wanted.items()})
     return options.model_copy(update={"counts": counts})
-
-
-def _read(path: Path) -> list[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            return file.read().to_pylist()
-    except pa.ArrowException as error:
-        raise OSError(str(error)) from error
 
 
 def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> list[str]:

@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
     within,
 )
 from geo_sokoban_pipeline.rewards.math_answer.verdict import ChainLink, Equivalence, Grade, Rule, Undecided
+from geo_sokoban_pipeline.rewards.text import visible_text
 
 LONGEST_ANSWER = 200  # characters within the box
 LONGEST_LABEL = 1000
@@ -206,7 +207,6 @@ def _numbers(text: str) -> tuple[str, list[Surd]] | None:
         return None
 
 
-_THINK_END = "</think>"
 _BOX = "\\boxed"
 _OPENING = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a character of the answer
@@ -221,7 +221,7 @@ def extract_answer(response: str) -> str | None:
     Returns:
         None: there is no box, or the last one has no brace or is not closed.
     """
-    text = response.rpartition(_THINK_END)[2]
+    text = visible_text(response)
     opening = _OPENING.match(text, text.rfind(_BOX)) if _BOX in text else None
     if opening is None:
         return None

@@ -95,17 +95,12 @@ PATIENCE = 60.0  # seconds from submission, the wait for a worker included
 CACHE_SIZE = 1 << 16  # grades
 
 
-@dataclass(frozen=True)
-class _Rules:
-    extract: Callable[[str], str | None]
-    examine: Callable[[str, str, float], Grade | Undecided]
-
-
-_RULES: dict[str, _Rules] = {
-    "default": _Rules(extract_answer, examine_default),
-    "slime_exact": _Rules(boxed_answer, examine_slime),
-    "deepscaler": _Rules(behind_thoughts, examine_slime),
-    "geo3k": _Rules(boxed_answer, examine_geo3k),
+# How each grader finds the answer in a response, and how it compares it with a label.
+_RULES: dict[str, tuple[Callable[[str], str | None], Callable[[str, str, float], Grade | Undecided]]] = {
+    "default": (extract_answer, examine_default),
+    "slime_exact": (boxed_answer, examine_slime),
+    "deepscaler": (behind_thoughts, examine_slime),
+    "geo3k": (boxed_answer, examine_geo3k),
 }
 
 
@@ -140,7 +135,7 @@ class Grader:
         cache_size: int = CACHE_SIZE,
     ) -> None:
         _check(grader, tolerance)
-        self._rules = _RULES[grader]
+        self._extract, self._examine = _RULES[grader]
         self._tolerance = float(tolerance)
         self._own_pool = GradingPool(workers, time_limit) if pool is None else None
         self._pool = pool or self._own_pool
@@ -162,7 +157,7 @@ class Grader:
         truth = label_text(label)
         if not truth.strip():
             return _done(Grade(False, "no_label"))
-        box = self._rules.extract(response or "")
+        box = self._extract(response or "")
         if box is None:
             return _done(Grade(False, "no_box"))
         key = blake2b(f"{len(box)}:{box}{truth}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -186,7 +181,10 @@ class Grader:
         Raises:
             GradingWorkerError: a worker process is needed and cannot be started.
         """
-        return self._take(self.submit(response, label, patience=patience), response, time.monotonic() + patience)
+        try:
+            return self.submit(response, label, patience=patience).result(patience)
+        except WaitTimeoutError:
+            return Grade(False, "timeout", self._extract(response or ""))
 
     def close(self) -> None:
         """End the workers unless the pool is shared. Closing twice does nothing."""
@@ -200,7 +198,7 @@ class Grader:
         self.close()
 
     def _begin(self, grade: Future[Grade], key: bytes, box: str, truth: str, patience: float) -> None:
-        found = self._rules.examine(box, truth, self._tolerance)
+        found = self._examine(box, truth, self._tolerance)
         if isinstance(found, Grade):
             grade.set_result(found)
             return
@@ -232,12 +230,6 @@ class Grader:
     def _forget(self, key: bytes) -> None:
         with self._lock:
             self._cache.pop(key, None)
-
-    def _take(self, future: Future[Grade], response: str | None, deadline: float) -> Grade:
-        try:
-            return future.result(max(0.0, deadline - time.monotonic()))
-        except WaitTimeoutError:
-            return Grade(False, "timeout", self._rules.extract(response or ""))
 
 
 def _check(grader: str, tolerance: float) -> None:

@@ -292,6 +292,8 @@ def serve(parent: int) -> None:
     Args:
         parent: process id of who started this.
     """
+    import psutil
+
     responses = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # output of libraries must not mix with the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -301,6 +303,7 @@ def serve(parent: int) -> None:
     except BaseException:
         _send(responses, {"failed": traceback.format_exc()})
         raise
+    usage = psutil.Process()  # the peak of `getrusage` may be that of the parent
     _limit(resource.RLIMIT_AS, _MOST_MEMORY)
     _send(responses, {"ready": True})
     for line in sys.stdin:
@@ -313,7 +316,7 @@ def serve(parent: int) -> None:
             answer = "failed"
         except Exception:  # whatever a library stumbles over, the answer is not shown to be the label
             answer = "no"
-        _send(responses, {"answer": answer, "last": _resident_bytes() > _RETIRE_AT or answer == "failed"})
+        _send(responses, {"answer": answer, "last": usage.memory_info().rss > _RETIRE_AT or answer == "failed"})
 
 
 def _warm_up() -> None:
@@ -332,15 +335,6 @@ def _decide(question: dict[str, Any]) -> bool:
     if "texts" in question:
         return all(difference_vanishes(text, question["tolerance"]) for text in question["texts"])
     return are_equivalent(question["answer"], question["label"], question.get("links", ()))
-
-
-def _resident_bytes() -> int:
-    """Memory in use, 0 where it cannot be read. (The peak of `getrusage` may be that of the parent.)"""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0
 
 
 def _limit(what: int, most: int) -> None:
