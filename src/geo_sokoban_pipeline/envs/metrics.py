@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.config.base import refuse_first
 from geo_sokoban_pipeline.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ def wilson_interval(successes: float, n: int, z: float = Z_95) -> tuple[float, f
     Raises:
         ValueError: successes outside [0, n], or z not positive.
     """
-    if n < 0 or not 0 <= successes <= n:
-        raise ValueError(f"successes={successes}, n={n}: successes must be in [0, n].")
-    if z <= 0.0:
-        raise ValueError(f"z={z}: it must be greater than 0.")
+    refuse_first(
+        (not 0 <= successes <= n, f"successes={successes}, n={n}: successes must be in [0, n]."),
+        (z <= 0.0, f"z={z}: it must be greater than 0."),
+    )
     if n == 0:
         return 0.0, 1.0
     share = successes / n

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from geo_sokoban_pipeline.config import data
-from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seed, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seed, StrictModel, refuse_first
 
 Difficulty = Literal["tiny", "easy", "medium", "hard"]
 _Length = Annotated[int, Field(ge=1, le=99)]  # tiny images hold two digits
@@ -50,21 +50,27 @@ class ProblemOptions(StrictModel):
     @field_validator("lengths")
     @classmethod
     def _check_lengths(cls, value: tuple[int, int]) -> tuple[int, int]:
-        if value[0] > value[1]:
-            raise ValueError(f"{list(value)}: the least length is above the greatest; give them in rising order.")
+        refuse_first(
+            (value[0] > value[1], f"{list(value)}: the least length is above the greatest; give them in rising order.")
+        )
         return value
 
     @field_validator("held_out_angles")
     @classmethod
     def _check_shares(cls, value: dict[str, float]) -> dict[str, float]:
-        if sum(value.values()) >= 1:
-            raise ValueError(f"{value}: the shares leave none for training; their sum must stay below 1.")
+        refuse_first(
+            (
+                sum(value.values()) >= 1,
+                f"{value}: the shares leave none for training; their sum must stay below 1.",
+            )
+        )
         return value
 
     @model_validator(mode="after")
     def _check(self) -> ProblemOptions:
-        if self.families is not None and not self.families:
-            raise ValueError("families is empty; name at least one or leave it null for all of the difficulty.")
+        refuse_first(
+            (self.families == {}, "families is empty; name at least one or leave it null for all of the difficulty.")
+        )
         return self
 
 
@@ -180,22 +186,29 @@ class Geo3kDataOptions(data.DataOptions):
     @field_validator("instruction")
     @classmethod
     def _check_instruction(cls, value: str) -> str:
-        if value not in INSTRUCTIONS and value.count(QUESTION_MARK) != 1:
-            known = ", ".join(INSTRUCTIONS)
-            raise ValueError(f"{value!r} is none of {known}, and a text of your own must hold {QUESTION_MARK} once.")
+        refuse_first(
+            (
+                value not in INSTRUCTIONS and value.count(QUESTION_MARK) != 1,
+                f"{value!r} is none of {', '.join(INSTRUCTIONS)}, and a text of your own must hold {QUESTION_MARK} "
+                "once.",
+            )
+        )
         return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.source == "file" and not self.file.path:
-            raise ValueError("source=file needs file.path; set it to a .parquet or .jsonl file.")
-        if self.source == "generate":
-            for split, count in self.counts.model_dump().items():
-                if count is None:
-                    raise ValueError(
-                        f"counts.{split}=null: how many problems to generate must be said; null is for problems that "
-                        "are read."
-                    )
+        open_counts = [split for split, count in self.counts.model_dump().items() if count is None]
+        refuse_first(
+            (
+                self.source == "file" and not self.file.path,
+                "source=file needs file.path; set it to a .parquet or .jsonl file.",
+            ),
+            (
+                self.source == "generate" and bool(open_counts),
+                f"counts.{' and counts.'.join(open_counts)}=null: how many problems to generate must be said; null is "
+                "for problems that are read.",
+            ),
+        )
         return self
 
     @property

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from geo_sokoban_pipeline.config.base import refuse_first
 from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.geo3k.tool_call import TOOL_NAMES
 
@@ -55,12 +56,17 @@ class GeometryExpert:
         working: bool = False,
         answer: str | None = None,
     ) -> None:
-        if name not in NAMES:
-            raise ValueError(f"warm_start.teacher.name={name!r}: must be one of {', '.join(NAMES)}")
-        if not 0.0 <= tool_share <= 1.0:
-            raise ValueError(f"warm_start.teacher.args.tool_share={tool_share}: must be in [0, 1]")
-        if name == "constant" and answer is None:
-            raise ValueError("warm_start.teacher.args.answer is needed by the expert `constant`")
+        refuse_first(
+            (name not in NAMES, f"warm_start.teacher.name={name!r}: must be one of {', '.join(NAMES)}"),
+            (
+                not 0.0 <= tool_share <= 1.0,
+                f"warm_start.teacher.args.tool_share={tool_share}: must be in [0, 1]",
+            ),
+            (
+                name == "constant" and answer is None,
+                "warm_start.teacher.args.answer is needed by the expert `constant`",
+            ),
+        )
         self._name, self._patience, self._noise = name, patience, noise
         self._tool_share, self._working, self._answer = tool_share, working, answer
         self._options: list[_Option] = []

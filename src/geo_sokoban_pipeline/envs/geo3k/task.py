@@ -18,7 +18,6 @@ from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Row, Tas
 from geo_sokoban_pipeline.envs.geo3k import data_steps
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, Geo3kMultiTurnDataOptions
 from geo_sokoban_pipeline.envs.geo3k.evaluation import (
-    AnswerRecord,
     last_answer,
     record_answer,
     summarise_answers,
@@ -26,12 +25,12 @@ from geo_sokoban_pipeline.envs.geo3k.evaluation import (
 )
 from geo_sokoban_pipeline.envs.geo3k.report import GeometryReport, has_tool
 from geo_sokoban_pipeline.envs.inspection import DataSample
-from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, Rows
+from geo_sokoban_pipeline.envs.metrics import Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.rows import HubReader
 
 if TYPE_CHECKING:
-    from geo_sokoban_pipeline.trajectories.index import StoredEpisode
+    pass
 
 ANSWER_ENV = "geo_sokoban_pipeline.envs.geo3k.answer_env.build_env"
 TOOL_ENV = "geo_sokoban_pipeline.envs.geo3k.env.build_env"
@@ -229,13 +228,9 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
             agents[expert_label(expert, EXPERT)] = expert
         return agents
 
-    def answer(self, episode: StoredEpisode) -> str | None:
-        """The last box."""
-        return last_answer(episode)
+    answer = staticmethod(last_answer)
 
-    def tags(self, episode: StoredEpisode) -> dict[str, int]:
-        """Malformed calls, no answer, hedges, the right rule with wrong arithmetic."""
-        return tag_answer(episode)
+    tags = staticmethod(tag_answer)
 
     def evaluated_in(self, factory: str) -> Task:
         """In an environment of one's own, answers are evaluated without figures, candidates and tool."""
@@ -249,13 +244,8 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
             "turn_limit": options.rollout.max_turns,
         }
 
-    def record(self, episode: FinishedEpisode) -> AnswerRecord:
-        """Success, the first attempt, tool calls, the length of the response."""
-        return record_answer(episode)
-
-    def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
-        """First attempts, tool calls, responses, and accuracy by family, form of the answer and difficulty."""
-        return summarise_answers(records)
+    record = staticmethod(record_answer)
+    summarise = staticmethod(summarise_answers)
 
     def validation_numbers(self, row: Row) -> dict[str, float | None]:
         """Those of all tasks, first attempts, tool calls and responses."""

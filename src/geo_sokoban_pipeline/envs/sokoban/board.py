@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from geo_sokoban_pipeline.config.base import Reward, StrictModel
+from geo_sokoban_pipeline.config.base import Reward, StrictModel, refuse_first
 from geo_sokoban_pipeline.seeding import content_hash
 
 SYMMETRIES = range(8)
@@ -129,10 +129,6 @@ class Layout:
         """(row, column) of a padded index."""
         return index // self.stride - 1, index % self.stride
 
-    def mask(self, cells: Iterable[Cell]) -> int:
-        """Mask of (row, column) pairs."""
-        return sum(1 << self.index(cell) for cell in set(cells))
-
     def cells(self, mask: int) -> tuple[Cell, ...]:
         """(row, column) pairs of a mask in row-major order."""
         return tuple(self.cell(index) for index in bits(mask))
@@ -165,9 +161,6 @@ class Layout:
             frontier = (frontier << 1 | frontier >> 1 | frontier << stride | frontier >> stride) & free & ~seen
             seen |= frontier
         return seen
-
-    def __str__(self) -> str:
-        return "\n".join("".join("# "[code] for code in row) for row in grid_rows(self.codes, self.width))
 
 
 @lru_cache(maxsize=1024)
@@ -476,16 +469,14 @@ def codes_from_config(config: dict[str, Any]) -> tuple[int, int, bytes]:
 
 
 def _check_grid(grid: list[list[int]]) -> None:
-    if not grid or not grid[0]:
-        raise ValueError("env_config: initial_base_grid is empty; give rows of 0 (wall), 1 (floor), 2 (target)")
-    if len({len(row) for row in grid}) > 1:
-        raise ValueError(
-            f"env_config: initial_base_grid has rows of {sorted({len(row) for row in grid})} cells; make them equal"
-        )
-    if unknown := {value for row in grid for value in row} - {WALL, FLOOR, TARGET}:
-        raise ValueError(
-            f"env_config: initial_base_grid holds {sorted(unknown)}; only 0 (wall), 1 (floor), 2 (target) are known"
-        )
+    widths = {len(row) for row in grid}
+    unknown = {value for row in grid for value in row} - {WALL, FLOOR, TARGET}
+    known = "0 (wall), 1 (floor), 2 (target)"
+    refuse_first(
+        (widths <= {0}, f"env_config: initial_base_grid is empty; give rows of {known}"),
+        (len(widths) > 1, f"env_config: initial_base_grid has rows of {sorted(widths)} cells; make them equal"),
+        (bool(unknown), f"env_config: initial_base_grid holds {sorted(unknown)}; only {known} are known"),
+    )
 
 
 def _free_cell(key: str, value: Any, grid: list[list[int]]) -> Cell:
@@ -664,12 +655,6 @@ class Board:
         return self.layout.cells(self.target_mask)
 
     @property
-    def walls(self) -> tuple[Cell, ...]:
-        """(row, column) of each wall inside the grid, sorted."""
-        codes, width = self.layout.codes, self.layout.width
-        return tuple(divmod(at, width) for at, code in enumerate(codes) if code == WALL)
-
-    @property
     def boxes_on_target(self) -> int:
         """Number of boxes on a target."""
         return (self.box_mask & self.target_mask).bit_count()
@@ -724,9 +709,6 @@ class Board:
     def layout_hash(self) -> str:
         """Hexadecimal hash of the walls alone, equal for all eight symmetries; splits go by it."""
         return self.layout.hash
-
-    def __str__(self) -> str:
-        return self.to_xsb()
 
 
 @lru_cache(maxsize=16384)

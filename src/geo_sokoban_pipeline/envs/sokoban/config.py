@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from geo_sokoban_pipeline.config import data
-from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seed, Share, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seed, Share, StrictModel, refuse_first
 from geo_sokoban_pipeline.config.data import ImageLimits
 from geo_sokoban_pipeline.envs.sokoban.levels import check_room
 
@@ -129,21 +129,35 @@ class SokobanDataOptions(data.DataOptions):
     @field_validator("instruction")
     @classmethod
     def _check_instruction(cls, value: str) -> str:
-        if value not in INSTRUCTIONS and value.count("<image>") != 1:
-            raise ValueError(f"{value!r} is neither brief nor full, and a text of your own must hold <image> once.")
+        refuse_first(
+            (
+                value not in INSTRUCTIONS and value.count("<image>") != 1,
+                f"{value!r} is neither brief nor full, and a text of your own must hold <image> once.",
+            )
+        )
         return value
 
     @model_validator(mode="after")
     def _check(self) -> SokobanDataOptions:
-        for name in ("inner_walls", "solution"):
-            low, high = self.inner_walls if name == "inner_walls" else (self.min_solution, self.max_solution)
-            if low > high:
-                raise ValueError(f"{name}: the lower bound {low} is above the upper bound {high}.")
+        (fewest, most), shortest, longest = self.inner_walls, self.min_solution, self.max_solution
+        refuse_first(
+            (fewest > most, f"inner_walls: the lower bound {fewest} is above the upper bound {most}."),
+            (shortest > longest, f"solution: the lower bound {shortest} is above the upper bound {longest}."),
+            (
+                self.source == "file" and not self.file.path,
+                "source=file needs file.path; set sokoban.file.path to a parquet, jsonl or text file.",
+            ),
+        )
         if self.source == "generate":
             check_room(self.height, self.width, self.boxes, self.inner_walls)
-            self._check_image()
-        if self.source == "file" and not self.file.path:
-            raise ValueError("source=file needs file.path; set sokoban.file.path to a parquet, jsonl or text file.")
+            pixels = self.height * self.width * self.cell_px**2
+            refuse_first(
+                (
+                    self.observation == "image" and pixels > self.limits.max_pixels,
+                    f"cell_px={self.cell_px}: images of {self.height}×{self.width} cells have {pixels} pixels, above "
+                    f"limits.max_pixels={self.limits.max_pixels}; lower cell_px, height or width.",
+                )
+            )
         return self
 
     @property
@@ -154,14 +168,6 @@ class SokobanDataOptions(data.DataOptions):
     def steps(self) -> tuple[int, int] | None:
         """Bounds of the shortest solutions."""
         return (self.min_solution, self.max_solution) if self.source == "generate" else None
-
-    def _check_image(self) -> None:
-        pixels = self.height * self.width * self.cell_px**2
-        if self.observation == "image" and pixels > self.limits.max_pixels:
-            raise ValueError(
-                f"cell_px={self.cell_px}: images of {self.height}×{self.width} cells have {pixels} pixels, above "
-                f"limits.max_pixels={self.limits.max_pixels}; lower cell_px, height or width."
-            )
 
     @classmethod
     def slime_exact(cls, **changes: object) -> SokobanDataOptions:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import combinations, islice
 from math import comb
 
+from geo_sokoban_pipeline.config.base import refuse_first
 from geo_sokoban_pipeline.envs.sokoban.board import SYMMETRIES, Board, Layout, bits, canonical_bytes, transformed_size
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
@@ -258,16 +259,18 @@ def check_room(height: int, width: int, boxes: int, inner_walls: tuple[int, int]
         ValueError: they have not; the message has the way out.
     """
     inner, (fewest, most) = (height - 2) * (width - 2), inner_walls
-    if not 0 <= fewest <= most <= inner:
-        raise ValueError(
+    refuse_first(
+        (
+            not 0 <= fewest <= most <= inner,
             f"inner_walls={[fewest, most]}: a {height}×{width} board has {inner} inner cells; lower it, and give two "
-            "numbers in rising order."
-        )
-    if boxes + 1 > inner - fewest:
-        raise ValueError(
+            "numbers in rising order.",
+        ),
+        (
+            boxes + 1 > inner - fewest,
             f"boxes={boxes}: a {height}×{width} board with {fewest} inner walls has {inner - fewest} floor cells, and "
-            "boxes and player need one each; lower boxes, or raise height or width."
-        )
+            "boxes and player need one each; lower boxes, or raise height or width.",
+        ),
+    )
 
 
 def generate_levels(

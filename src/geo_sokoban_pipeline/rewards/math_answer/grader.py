@@ -20,6 +20,7 @@ from typing import Self, get_args
 
 from cachetools import LRUCache
 
+from geo_sokoban_pipeline.config.base import refuse_first
 from geo_sokoban_pipeline.rewards.math_answer.default import examine_default, extract_answer
 from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import label_text
 from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, Decision, GradingPool
@@ -134,7 +135,15 @@ class Grader:
         workers: int | None = None,
         cache_size: int = CACHE_SIZE,
     ) -> None:
-        _check(grader, tolerance)
+        known = get_args(GraderName)
+        refuse_first(
+            (grader not in known, f"grader={grader!r}: must be one of {', '.join(known)}"),
+            (not 0 <= tolerance < math.inf, f"tolerance={tolerance}: must be a finite number of at least 0"),
+            (
+                tolerance != 0 and grader in ("slime_exact", "deepscaler"),
+                f"tolerance={tolerance}: {grader} has none; use grader='geo3k', or tolerance=0",
+            ),
+        )
         self._extract, self._examine = _RULES[grader]
         self._tolerance = float(tolerance)
         self._own_pool = GradingPool(workers, time_limit) if pool is None else None
@@ -230,15 +239,6 @@ class Grader:
     def _forget(self, key: bytes) -> None:
         with self._lock:
             self._cache.pop(key, None)
-
-
-def _check(grader: str, tolerance: float) -> None:
-    if grader not in get_args(GraderName):
-        raise ValueError(f"grader={grader!r}: must be one of {', '.join(get_args(GraderName))}")
-    if not 0 <= tolerance < float("inf"):
-        raise ValueError(f"tolerance={tolerance}: must be a finite number of at least 0")
-    if tolerance and grader in ("slime_exact", "deepscaler"):
-        raise ValueError(f"tolerance={tolerance}: {grader} has none; use grader='geo3k', or tolerance=0")
 
 
 def _done(grade: Grade) -> Future[Grade]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Literal, Self
 
+from geo_sokoban_pipeline.config.base import refuse_first
 from geo_sokoban_pipeline.processes import count_cores, end_with_parent
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Equivalence
 
@@ -57,10 +58,10 @@ class GradingPool:
     """
 
     def __init__(self, workers: int | None = None, time_limit: float = TIME_LIMIT) -> None:
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers}: at least one is needed")
-        if time_limit <= 0:
-            raise ValueError(f"time_limit={time_limit}: must be more than 0 seconds")
+        refuse_first(
+            (workers is not None and workers < 1, f"workers={workers}: at least one is needed"),
+            (time_limit <= 0, f"time_limit={time_limit}: must be more than 0 seconds"),
+        )
         self.size = min(4, count_cores()) if workers is None else workers
         self._time_limit = time_limit
         self._jobs: SimpleQueue[tuple[Question, float, Future[Decision]] | None] = SimpleQueue()

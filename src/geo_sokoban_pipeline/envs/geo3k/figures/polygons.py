@@ -524,7 +524,8 @@ def parallel_in_triangle(generator: random.Random, difficulty: Difficulty) -> Sk
     value, question = exact(unknown), ask_x(generator)
     numbers = (("near", near), ("far", far), ("other", other))
     if difficulty == "hard":
-        base, parallel = _base(generator, near, far)
+        base = generator.randint(round(0.7 * (near + far)), round(1.2 * (near + far)))
+        parallel = base * ratio
         two = _third_corner(one, base, polar(1.0, -90 + opening / 2))
         cut_two = two * float(ratio)
         value, numbers = exact(parallel), (("near", near), ("far", far), ("base", base))
@@ -554,12 +555,6 @@ def _proportion(generator: random.Random, *, whole: bool, limits: tuple[int, int
             continue
         if (fourth.denominator == 1) == whole:
             return first, second, third
-
-
-def _base(generator: random.Random, near: int, far: int) -> tuple[int, Fraction]:
-    """Length of the base and of the parallel."""
-    base = generator.randint(round(0.7 * (near + far)), round(1.2 * (near + far)))
-    return base, Fraction(base * near, near + far)
 
 
 def _third_corner(one: complex, base: int, direction: complex) -> complex:
