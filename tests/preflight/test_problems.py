@@ -76,7 +76,7 @@ def test_problems_that_take_long_to_draw_are_not_all_drawn():
             "warning",
             "1 of 2 rows rejected",
         ),
-        ([source_row(0, problem="<image> beside <image>")], "failure", "none of 1 rows is a problem; the first one:"),
+        ([source_row(0, problem="<image> beside <image>")], "failure", "none of 1 rows is a problem: 1 × "),
     ],
 )
 def test_a_file_of_problems(tmp_path, rows, state, words):

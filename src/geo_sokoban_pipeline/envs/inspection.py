@@ -6,7 +6,7 @@ A check never raises: `guard` turns an error into a failure, so one bad setting 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,10 +32,6 @@ class Check:
     state: State
     found: str
     way_out: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        """The record as JSON values."""
-        return asdict(self)
 
 
 def guard(group: str, name: str, check: Callable[[], Sequence[Check]]) -> list[Check]:

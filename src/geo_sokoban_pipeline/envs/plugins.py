@@ -22,7 +22,7 @@ class PluginError(ValueError):
     """A parameter names an object that cannot be found."""
 
 
-def load_object(spec: str, default_name: str | None = None) -> Any:
+def load_object(spec: str, default_name: str = "") -> Any:
     """The object that a parameter names.
 
     Args:
@@ -33,13 +33,9 @@ def load_object(spec: str, default_name: str | None = None) -> Any:
     Raises:
         PluginError: spec has none of these forms, or the module, the file or the name in it does not exist.
     """
-    path, colon, name = spec.rpartition(":")
-    if colon and path.endswith(".py"):
+    path, _, name = (spec, "", default_name) if spec.endswith(".py") else spec.rpartition(":")
+    if path.endswith(".py"):
         return _attribute(_file_module(path, spec), name, spec)
-    if spec.endswith(".py"):
-        if default_name is None:
-            raise PluginError(f"{spec!r} names a file but no object in it; write {spec}:<name>")
-        return _attribute(_file_module(spec, spec), default_name, spec)
     module, dot, name = spec.rpartition(".")
     if not dot or not all(part.isidentifier() for part in spec.split(".")):
         raise PluginError(f"{spec!r} is not the name of an object; write package.module.name or path/to/file.py:name")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,7 +111,7 @@ def as_table(subject: Subject, checks: Sequence[Check]) -> dict[str, Any]:
         "run": subject.run,
         "run_id": subject.parameters.run_id,
         "states": {state: states[state] for state in ("ok", "warning", "failure", "skipped")},
-        "checks": [check.to_json() for group in groups for check in checks if check.group == group],
+        "checks": [asdict(check) for group in groups for check in checks if check.group == group],
     }
 
 

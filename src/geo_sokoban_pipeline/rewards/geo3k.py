@@ -123,7 +123,9 @@ class AnswerReward:
         """Begin to grade an episode in the background; the returned function waits for the grade."""
         options = validate_parameters(args, self._options, prefix="reward.args")
         truth, grader, tolerance = result.prompt.get("answer"), options.grader, options.tolerance
-        grade = prepare_grade(_graded_text(result, options), truth, grader=grader, tolerance=tolerance)
+        written = assistant_text(result.responses, thoughts=options.keeps_thoughts)
+        text = str(result.response) if options.grade_scope == "response" else written
+        grade = prepare_grade(text, truth, grader=grader, tolerance=tolerance)
         form = float(has_format(assistant_text(result.responses, thoughts=True)))
         return lambda: _parts(float(grade.result().correct), form, options.format_share)
 
@@ -131,12 +133,6 @@ class AnswerReward:
 math_reward = AnswerReward(AnswerRewardOptions)
 tolerance_reward = AnswerReward(ToleranceRewardOptions)
 format_reward = AnswerReward(FormatRewardOptions)
-
-
-def _graded_text(result: Any, options: AnswerRewardOptions) -> str:
-    if options.grade_scope == "response":
-        return str(result.response)
-    return assistant_text(result.responses, thoughts=options.keeps_thoughts)
 
 
 def _parts(correct: float, form: float, share: float) -> dict[str, float]:

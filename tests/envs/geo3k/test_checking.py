@@ -20,7 +20,6 @@ from geo_sokoban_pipeline.envs.geo3k.data import (
     PROMPTS,
     RAW_PROBLEMS,
     TEMPLATES,
-    check_placeholders,
     check_problem,
     check_text,
     has_tool_block,
@@ -60,7 +59,11 @@ def process(row, instruction):
         ({"problem": "  "}, "problem is blank"),
         ({"problem": "<image><image>"}, "1 images, but problem holds <image> 2 times"),
         ({"problem": "<image>a<|im_end|>"}, "problem holds the chat mark"),
+        ({"problem": "<image><|image_pad|>"}, "problem holds the chat mark"),
         ({"problem": "<image>a\x01"}, r"problem holds the control character U\+0001"),
+        ({"problem": "<image>a\x00b"}, r"problem holds the control character U\+0000"),
+        ({"problem": "<image>a\x1bb"}, r"problem holds the control character U\+001B"),
+        ({"problem": "<image> a", "images": [uri(b"x")] * 2}, "2 images, but problem holds <image> 1 times"),
         ({"problem": "<image>\ud800"}, "surrogates not allowed"),
         ({"answer": None}, "answer is missing"),
         ({"answer": float("nan")}, "answer is nan; a text or a finite number is expected"),
@@ -334,28 +337,6 @@ PUBLISHED = (
 def test_repairs(text, repaired, count):
     assert repair_controls(text) == (repaired, count)
     check_text("problem", text, controls=False)  # let through where nothing is repaired
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "is blank"),
-        (" \n", "is blank"),
-        ("a\x00b", r"control character U\+0000"),
-        ("a\x1bb", r"control character U\+001B"),
-        ("a <|im_end|> b", r"chat mark <\|im_end\|>"),
-        ("<|image_pad|>", "chat mark"),
-    ],
-)
-def test_texts_that_would_break_a_prompt(text, reason):
-    with pytest.raises(ValueError, match=reason):
-        check_text("problem", text, controls=True)
-
-
-@pytest.mark.parametrize(("text", "images"), [("<image>a", 0), ("a", 1), ("<image><image>", 1), ("<image> a", 2)])
-def test_as_many_placeholders_as_images(text, images):
-    with pytest.raises(ValueError, match=f"{images} images, but problem holds <image> {text.count('<image>')} times"):
-        check_placeholders(text, {"images": [None] * images, "columns": "{}"})
 
 
 @pytest.mark.parametrize("first", [*TEMPLATES, "Solve this.\n{question}\nBe quick."])

@@ -78,21 +78,9 @@ def test_worker_that_cannot_start_says_why(worker, monkeypatch):
 
 
 @pytest.mark.slow
-def test_no_answer_is_worked_on_for_longer_than_three_seconds():
-    assert TIME_LIMIT < 3
-    with Grader() as grader:
-        grader.grade(*ALGEBRA)  # a worker is up
-        start = time.monotonic()
-        grade = grader.grade("\\boxed{(x+y+3)^{99}(x-y)^{99}*(x+3y)^{99}}", "xy")
-        assert (grade.correct, grade.rule) == (False, "timeout")
-        assert TIME_LIMIT <= time.monotonic() - start < TIME_LIMIT + 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "power", "label"), [("default", "^{99}", "xy"), ("slime_exact", "**99", "x y"), ("geo3k", "**99", "x y")]
-)
+@pytest.mark.parametrize(("method", "power", "label"), [("default", "^{99}", "xy"), ("slime_exact", "**99", "x y")])
 def test_batch_of_bombs_ends_by_its_deadline(method, power, label):
+    assert TIME_LIMIT < 3
     pairs = [(f"\\boxed{{(x+y+{n}){power}(x-y){power}*(x+3y){power}}}", label) for n in range(512)]
     with Grader(method, time_limit=0.5) as grader:
         start = time.monotonic()

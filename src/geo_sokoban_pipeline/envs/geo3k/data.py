@@ -35,6 +35,7 @@ from geo_sokoban_pipeline.envs.images import (
 from geo_sokoban_pipeline.envs.rows import (
     SPLITS,
     BadRow,
+    DataError,
     RejectedRow,
     check_unicode,
     json_columns,
@@ -396,20 +397,6 @@ def check_text(name: str, text: str, *, controls: bool) -> None:
         raise ValueError(f"{name} holds the control character U+{ord(found[0]):04X}")
 
 
-def check_placeholders(text: str, raw: Mapping[str, Any]) -> None:
-    """Check that there is one placeholder for each image of a raw row.
-
-    Raises:
-        ValueError: there are more or fewer.
-    """
-    images, times = len(raw["images"]), text.count(PLACEHOLDER)
-    if times != images:
-        raise ValueError(
-            f"{images} images, but problem holds {PLACEHOLDER} {times} times; it stands for one each"
-            f"{_likely_image(raw)}"
-        )
-
-
 def instruct(own: str, instruction: str) -> str:
     """Text of a prompt: the question with the instruction around it.
 
@@ -514,7 +501,11 @@ def check_problem(raw: Mapping[str, Any], options: Geo3kDataOptions) -> CheckedP
     if images_first:
         shown = PLACEHOLDER * len(raw["images"]) + question
         text, question = (text.removesuffix(question) if text.endswith(question) else "") + shown, shown
-    check_placeholders(question, raw)
+    if (times := question.count(PLACEHOLDER)) != len(raw["images"]):
+        raise ValueError(
+            f"{len(raw['images'])} images, but problem holds {PLACEHOLDER} {times} times; it stands for one each"
+            f"{_likely_image(raw)}"
+        )
     if not raw["images"] and options.rows_without_image == "reject":
         raise ValueError(
             f"images and image are missing{_likely_image(raw)}; rows_without_image=keep takes rows of text alone"
@@ -561,6 +552,32 @@ def index_rows(
             "images_first": problem.images_first,
             "sizes": [list(image.size) for image in problem.images],
         }
+
+
+def index_problems(
+    raw: Iterable[Mapping[str, Any]], options: Geo3kDataOptions, section: str
+) -> tuple[list[IndexRow], list[RejectedRow]]:
+    """The whole index of raw rows, with splits, and the rows that are no problems.
+
+    Args:
+        section: name of the parameters.
+
+    Raises:
+        DataError: there is not one problem; the message has the reasons.
+    """
+    rejected: list[RejectedRow] = []
+    found = list(index_rows(raw, options, rejected))
+    where = f"{section}.source={options.source}"
+    reasons = "; ".join(f"{n} × {reason}" for reason, n in Counter(row.reason for row in rejected).most_common(3))
+    if not found:
+        raise DataError(f"{where}: there are no rows; check the source, its splits and slices.")
+    if len(rejected) == len(found):
+        raise DataError(
+            f"{where}: none of {len(rejected)} rows is a problem: {reasons}. Rows need the columns images (or image), "
+            "problem and answer; see docs/geometry_data.md."
+        )
+    published = SPLITS if options.source == "generate" else {row["source_split"] for row in found}
+    return settle_splits(found, published, options), rejected
 
 
 def text_or_none(value: Any) -> str | None:

@@ -6,14 +6,13 @@ Tables with images are streams: no node holds more than a few rows of them.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS, Geo3kDataOptions
-from geo_sokoban_pipeline.envs.rows import SPLITS, DataError, HubReader, RejectedRow, as_frame
+from geo_sokoban_pipeline.envs.rows import SPLITS, HubReader, as_frame
 from geo_sokoban_pipeline.runs.row_stream import RowStream
 
 if TYPE_CHECKING:
@@ -45,17 +44,11 @@ def check_problems(
     Raises:
         ValueError: there is not one problem.
     """
-    from geo_sokoban_pipeline.envs.geo3k.data import PROBLEM_INDEX, REJECTED, index_rows, settle_splits
+    from geo_sokoban_pipeline.envs.geo3k.data import PROBLEM_INDEX, REJECTED, index_problems
 
-    options = as_options(parameters, section)
-    rejected: list[RejectedRow] = []
-    found = list(index_rows(raw, options, rejected))
-    if len(rejected) == len(found):
-        raise DataError(nothing_good(section, options, rejected))
-    published = SPLITS if options.source == "generate" else {row["source_split"] for row in found}
-    index = settle_splits(found, published, options)
+    index, rejected = index_problems(raw, as_options(parameters, section), section)
     if rejected:
-        logger.warning("%d of %d rows rejected (see %s.rejected)", len(rejected), len(found), section)
+        logger.warning("%d of %d rows rejected (see %s.rejected)", len(rejected), len(index), section)
     return as_frame(index, PROBLEM_INDEX.names), as_frame([asdict(row) for row in rejected], REJECTED.names)
 
 
@@ -103,17 +96,6 @@ def report_data(
         sizes,
     )
     return report
-
-
-def nothing_good(section: str, options: Geo3kDataOptions, rejected: Sequence[Any]) -> str:
-    """Message for a source without a valid problem: reasons and way out."""
-    if not rejected:
-        return f"{section}.source={options.source}: there are no rows; check the source, its splits and slices."
-    reasons = "; ".join(f"{n} × {reason}" for reason, n in Counter(row.reason for row in rejected).most_common(3))
-    return (
-        f"{section}.source={options.source}: none of {len(rejected)} rows is a problem: {reasons}. Rows need the "
-        "columns images (or image), problem and answer; see docs/geometry_data.md."
-    )
 
 
 def as_options(parameters: Mapping[str, Any] | Geo3kDataOptions, section: str) -> Geo3kDataOptions:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
-from geo_sokoban_pipeline.envs.geo3k.data import index_rows, prompt_row, settle_splits
+from geo_sokoban_pipeline.envs.geo3k.data import index_problems, prompt_row
 from geo_sokoban_pipeline.envs.geo3k.sources import draw_problems, open_source
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample, compare_stored, inspect_source
-from geo_sokoban_pipeline.envs.rows import SPLITS, HubReader, RejectedRow
+from geo_sokoban_pipeline.envs.rows import SPLITS, HubReader
 from geo_sokoban_pipeline.runs.row_stream import open_parquet, stored_rows
 
 Row = dict[str, Any]
@@ -59,16 +59,11 @@ def sample_problems(
         Findings, prompts of all splits, and how many rows were read.
 
     Raises:
-        As `open_source`: the source cannot give problems. ValueError: not one of the rows is a problem.
+        As `open_source` and `index_problems`: the source cannot give problems.
     """
     raw = list(islice(iter(open_source(_first(options, rows), section, hub)), rows))
-    rejected: list[RejectedRow] = []
-    index = list(index_rows(raw, options, rejected))
-    if len(rejected) == len(index):
-        reason = f"; the first one: {rejected[0].reason}" if rejected else ""
-        raise ValueError(f"{section}.source={options.source}: none of {len(index)} rows is a problem{reason}")
-    published = SPLITS if options.source == "generate" else {row["source_split"] for row in index}
-    settled = {row["row_id"]: row for row in settle_splits(index, published, options)}
+    index, rejected = index_problems(raw, options, section)
+    settled = {row["row_id"]: row for row in index}
     kept = [row for row in raw if settled[row["row_id"]]["status"] == "kept"]
     prompts = [prompt_row(row, settled[row["row_id"]], options) for row in kept]
     text = f"{options.source}: {len(raw)} rows looked at, {len(index) - len(rejected)} problems"

@@ -571,9 +571,7 @@ class Board:
         """Board from slime's `env_config`; the inverse of `to_env_config`. Errors name the key."""
         return cls.from_codes(*codes_from_config(config))
 
-    def to_env_config(
-        self, max_steps: int = 100, render_mode: str = "vision", wall_fraction: float = 0.0
-    ) -> dict[str, Any]:
+    def to_env_config(self, max_steps: int = 100, render_mode: str = "vision") -> dict[str, Any]:
         """Slime's `env_config`: base grid (0 wall, 1 floor, 2 target), sorted boxes, player, sizes and limits."""
         return {
             "grid_size": [self.height, self.width],
@@ -583,7 +581,7 @@ class Board:
             "initial_player": list(self.player),
             "render_mode": render_mode,
             "max_steps": max_steps,
-            "wall_fraction": wall_fraction,
+            "wall_fraction": 0.0,
         }
 
     def move(self, direction: str, rewards: MoveRewards = DEFAULT_REWARDS) -> Move:

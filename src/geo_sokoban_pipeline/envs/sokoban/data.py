@@ -353,7 +353,11 @@ def prompt_row(raw: Mapping[str, Any], options: SokobanDataOptions) -> dict[str,
         "id": raw["row_id"],
         "prompt": instruction_text(raw["prompt"], options, board),
         "images": row_images(board, raw["images"], options),
-        "extra_info": {"env_config": env_config(board, options)},
+        "extra_info": {
+            "env_config": board.to_env_config(
+                max_steps=options.max_steps, render_mode="text" if options.observation == "text" else "vision"
+            )
+        },
         "data_source": raw["data_source"],
         "level_xsb": raw["level_xsb"],
         "level_hash": raw["level_hash"],
@@ -397,12 +401,6 @@ def row_images(board: Board, own: list[str] | None, options: SokobanDataOptions)
     if own and options.pictures == "keep":
         return list(own)
     return [png_data_uri(render_png(board, options.cell_px))]
-
-
-def env_config(board: Board, options: SokobanDataOptions) -> dict[str, Any]:
-    """Slime's `env_config` of a level, boxes sorted; `render_mode` chooses images or text."""
-    render_mode = "text" if options.observation == "text" else "vision"
-    return board.to_env_config(max_steps=options.max_steps, render_mode=render_mode, wall_fraction=0.0)
 
 
 # Splits: no wall layout (up to symmetry) is ever in two of them.

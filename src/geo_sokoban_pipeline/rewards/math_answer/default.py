@@ -42,21 +42,16 @@ def examine_default(box: str, label: str, tolerance: float) -> Grade | Undecided
     truth = _label_form(label)
     if not truth:
         return Grade(False, "no_label", given)
-    refusal = _refusal_of_box(given)
-    if refusal is not None:
-        return Grade(False, refusal, given)
+    if not given:
+        return Grade(False, "empty", given)
+    if len(given) > LONGEST_ANSWER:
+        return Grade(False, "too_long", given)
     try:
         answer = normalise(given)
     except MalformedError:
         return Grade(False, "malformed", given)
     verdict = _compare(answer, truth, tolerance)
     return Undecided(verdict, given) if isinstance(verdict, Equivalence) else Grade(*verdict, given)
-
-
-def _refusal_of_box(given: str) -> Rule | None:
-    if not given:
-        return "empty"
-    return "too_long" if len(given) > LONGEST_ANSWER else None
 
 
 @lru_cache(maxsize=8192)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
 from fractions import Fraction
 from numbers import Real
@@ -345,8 +345,11 @@ class Surd:
 
     def __mul__(self, other: Surd) -> Surd:
         terms: dict[Term, Fraction] = {}
-        for term, factor in _products(self, other):
-            terms[term] = terms.get(term, Fraction(0)) + factor
+        for (radicand, power), factor in self.terms.items():
+            for (other_radicand, other_power), other_factor in other.terms.items():
+                common = math.gcd(radicand, other_radicand)
+                term = (radicand // common) * (other_radicand // common), power + other_power
+                terms[term] = terms.get(term, Fraction(0)) + factor * other_factor * common
         return Surd(terms)
 
     def __truediv__(self, other: Surd) -> Surd:
@@ -449,14 +452,6 @@ class Surd:
             conjugate = Surd({terms[0][0]: terms[0][1], terms[1][0]: -terms[1][1]})
             return conjugate * (self * conjugate)._inverse()
         raise OutsideError("division by a sum")
-
-
-def _products(left: Surd, right: Surd) -> Iterator[tuple[Term, Fraction]]:
-    for (radicand, power), factor in left.terms.items():
-        for (other_radicand, other_power), other_factor in right.terms.items():
-            common = math.gcd(radicand, other_radicand)
-            inner = (radicand // common) * (other_radicand // common)
-            yield (inner, power + other_power), factor * other_factor * common
 
 
 def _square_free(number: int) -> tuple[int, int]:

@@ -538,18 +538,13 @@ def _literal(node: ast.expr) -> Any:
 def _power(base: Any, exponent: Any) -> Any:
     """The power, unless it is a number of too many digits."""
     if base.is_number and exponent.is_Integer:
-        bits = max(int(part).bit_length() for part in _integers(base))
+        rationals = [int(atom.p) * int(atom.q) for atom in base.atoms() if atom.is_Rational]
+        bits = max(map(int.bit_length, rationals or [2]))
         if bits * abs(int(exponent)) > _MOST_BITS:
             raise RefusedError("a power of too many digits")
     elif base.is_number and exponent.is_number and (exponent.is_infinite or abs(exponent) > _MOST_BITS):
         raise RefusedError("a power of too many digits")
     return base**exponent
-
-
-def _integers(number: Any) -> list[int]:
-    from sympy import Integer
-
-    return [int(atom.p) * int(atom.q) for atom in number.atoms() if atom.is_Rational] or [Integer(2)]
 
 
 def _factorial(name: str, number: Any) -> Any:

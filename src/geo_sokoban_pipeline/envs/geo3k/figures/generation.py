@@ -132,18 +132,13 @@ FAMILIES: dict[str, Callable[[random.Random, Difficulty], Sketch]] = {
 }
 
 
-def family_names(difficulty: str) -> tuple[str, ...]:
-    """Families of a difficulty (tiny, or any of the others), in a fixed order."""
-    return tuple(TINY_FAMILIES) if difficulty == "tiny" else tuple(FAMILIES)
-
-
 def family_shares(options: ProblemOptions) -> dict[str, float]:
     """Families to draw and their relative shares.
 
     Raises:
         ValueError: a family is unknown or does not exist at the difficulty.
     """
-    known = family_names(options.difficulty)
+    known = tuple(TINY_FAMILIES if options.difficulty == "tiny" else FAMILIES)
     if options.families is None:
         return dict.fromkeys(known, 1.0)
     for name, share in options.families.items():
