@@ -13,6 +13,7 @@ import pytest
 
 from geo_sokoban_pipeline.datasets.tables import FrameDataset
 from geo_sokoban_pipeline.envs.inspection import guard
+from geo_sokoban_pipeline.envs.rows import HubReader
 from geo_sokoban_pipeline.envs.sokoban import generate_levels
 from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
 from geo_sokoban_pipeline.envs.sokoban.inspection import (
@@ -28,7 +29,7 @@ from preflight.conftest import says
 LEVEL = "#####\n#@$.#\n#####\n"
 
 
-def no_network(options: Any) -> Any:
+def no_network(*_: Any) -> Any:
     raise ConnectionError("no network; sokoban.source=generate needs no data")
 
 
@@ -40,7 +41,7 @@ def of_file(name: str) -> dict[str, Any]:
     ("options", "state", "words"),
     [
         (of_file("one.txt"), "ok", "file: 1 rows looked at, 1 levels"),
-        (of_file("two.txt"), "warning", "1 of 2 entries rejected"),
+        (of_file("two.txt"), "warning", "1 of 2 rows rejected"),
         (of_file("many.txt"), "ok", "file: 40 rows"),  # only the first ones are read
         (of_file("prose.txt"), "failure", "holds no rows and no levels"),
         (of_file("no/such.txt"), "failure", "no/such.txt"),
@@ -59,7 +60,11 @@ def test_sources(
     Path("many.txt").write_text("\n\n".join(level.board.to_xsb() for level in generate_levels(60, 0, 6, 6, 1)))
     Path("prose.txt").write_text("no level at all")
     subject = make_subject(sokoban=options)
-    says(guard("data", "source", lambda: sample_levels(subject.data, 40, no_network)[0])[-1:], state, words)
+    says(
+        guard("data", "source", lambda: sample_levels(subject.data, 40, HubReader(no_network, no_network))[0])[-1:],
+        state,
+        words,
+    )
 
 
 @pytest.mark.parametrize(

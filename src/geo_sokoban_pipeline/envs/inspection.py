@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from geo_sokoban_pipeline.envs.rows import RejectedRow
 from geo_sokoban_pipeline.runs.own_code import where
 
 State = Literal["ok", "warning", "failure", "skipped"]
@@ -67,8 +68,26 @@ class DataSample:
     longest: int | None = None
 
 
+GROUP = "data"  # of all findings about data
+
+
+def describe_sample(section: str, source: str, read: int, kept: str, rejected: Sequence[RejectedRow]) -> list[Check]:
+    """Findings about the rows that were made or read.
+
+    Args:
+        section: name of the parameters.
+        source: of the data.
+        read: rows.
+        kept: what they gave, in words.
+    """
+    checks = [Check(GROUP, "source", "ok", f"{source}: {read} rows looked at, {kept}")]
+    if rejected:
+        text = f"{len(rejected)} of {read} rows rejected; the first: {rejected[0].reason}"
+        checks.append(Check(GROUP, "rows", "warning", text, f"they are left out; see {section}.rejected"))
+    return checks
+
+
 def inspect_source(
-    group: str,
     look: Callable[[DataSample], None],
     check_counts: Callable[[], Sequence[Check]],
     check_stored: Callable[[], Sequence[Check]],
@@ -76,19 +95,18 @@ def inspect_source(
     """Look at a source, whose counts and stored prompts are checked too; an error in one does not stop the others.
 
     Args:
-        group: group of the findings.
         look: fills the sample.
         check_counts: finds counts that the source cannot give.
         check_stored: finds stored prompts of other options.
     """
-    sample, counts = DataSample(), guard(group, "counts", check_counts)
+    sample, counts = DataSample(), guard(GROUP, "counts", check_counts)
     try:
         look(sample)
     except Exception as error:  # files, hub and generator may raise anything; the other checks still count
         # Impossible counts stop the generator too: one cause, one failure.
         if not any(check.state == "failure" for check in counts):
-            sample.checks.append(failure_of(group, "source", error))
-    sample.checks += counts + guard(group, "stored prompts", check_stored)
+            sample.checks.append(failure_of(GROUP, "source", error))
+    sample.checks += counts + guard(GROUP, _STORED, check_stored)
     return sample
 
 
@@ -97,13 +115,10 @@ TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_
 _STORED = "stored prompts"
 
 
-def compare_stored(
-    group: str, folder: Path, differences: Callable[[Path, str], list[str]], *, generated: bool
-) -> list[Check]:
+def compare_stored(folder: Path, differences: Callable[[Path, str], list[str]], *, generated: bool) -> list[Check]:
     """Whether the stored prompts are those of the options; `skipped` if there are none yet, or it is unknown.
 
     Args:
-        group: of the checks.
         folder: of the prompts tables in 05_model_input, under the id of the data.
         differences: differences of a split's table from the options; raises OSError or ValueError for a file that
             cannot be read.
@@ -111,9 +126,9 @@ def compare_stored(
     """
     paths = {split: folder / f"{name}.parquet" for split, name in TABLES.items()}
     if not all(path.is_file() for path in paths.values()):
-        return [Check(group, _STORED, "skipped", "none yet; the data nodes of the run make them")]
+        return [Check(GROUP, _STORED, "skipped", "none yet; the data nodes of the run make them")]
     if not generated:
-        return [Check(group, _STORED, "ok", f"made with these settings and source: {folder.name}")]
+        return [Check(GROUP, _STORED, "ok", f"made with these settings and source: {folder.name}")]
     found: list[Check] = []
     for split, path in paths.items():
         try:
@@ -122,5 +137,5 @@ def compare_stored(
             differs = [f"not readable ({' '.join(str(error).split())})"]
         if differs:
             way_out = f"delete {folder}; the data nodes of the run make them again"
-            found.append(Check(group, _STORED, "warning", f"{path}: {'; '.join(differs)}", way_out))
-    return found or [Check(group, _STORED, "ok", f"made with these settings: {folder.name}")]
+            found.append(Check(GROUP, _STORED, "warning", f"{path}: {'; '.join(differs)}", way_out))
+    return found or [Check(GROUP, _STORED, "ok", f"made with these settings: {folder.name}")]

@@ -13,12 +13,18 @@ from typing import Any
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.data import index_problems, prompt_row
 from geo_sokoban_pipeline.envs.geo3k.sources import draw_problems, open_source
-from geo_sokoban_pipeline.envs.inspection import Check, DataSample, compare_stored, inspect_source
+from geo_sokoban_pipeline.envs.inspection import (
+    GROUP,
+    Check,
+    DataSample,
+    compare_stored,
+    describe_sample,
+    inspect_source,
+)
 from geo_sokoban_pipeline.envs.rows import SPLITS, HubReader
 from geo_sokoban_pipeline.runs.row_stream import open_parquet, stored_rows
 
 Row = dict[str, Any]
-_GROUP = "data"
 
 
 def inspect_problems(
@@ -39,7 +45,6 @@ def inspect_problems(
         sample.rows = [row for row in prompts if row["split"] == "train"] or prompts
 
     return inspect_source(
-        _GROUP,
         look,
         lambda: check_counts_drawn(options, section),
         lambda: check_stored_prompts(options, section, stored),
@@ -66,12 +71,8 @@ def sample_problems(
     settled = {row["row_id"]: row for row in index}
     kept = [row for row in raw if settled[row["row_id"]]["status"] == "kept"]
     prompts = [prompt_row(row, settled[row["row_id"]], options) for row in kept]
-    text = f"{options.source}: {len(raw)} rows looked at, {len(index) - len(rejected)} problems"
-    checks = [Check(_GROUP, "source", "ok", text)]
-    if rejected:
-        text = f"{len(rejected)} of {len(raw)} rows rejected; the first: {rejected[0].reason}"
-        checks.append(Check(_GROUP, "rows", "warning", text, f"they are left out; see {section}.rejected"))
-    return checks, prompts, len(raw)
+    found = f"{len(index) - len(rejected)} problems"
+    return describe_sample(section, options.source, len(raw), found, rejected), prompts, len(raw)
 
 
 def check_counts_drawn(options: Geo3kDataOptions, section: str) -> list[Check]:
@@ -81,12 +82,12 @@ def check_counts_drawn(options: Geo3kDataOptions, section: str) -> list[Check]:
         ProblemsExhaustedError: the families hold too few problems.
     """
     if options.source != "generate":
-        return [Check(_GROUP, "counts", "skipped", "known once the source is read as a whole")]
+        return [Check(GROUP, "counts", "skipped", "known once the source is read as a whole")]
     if options.problems.difficulty != "tiny":
         text = f"problems of difficulty {options.problems.difficulty} are too many to run out, and take long to draw"
-        return [Check(_GROUP, "counts", "skipped", text)]
+        return [Check(GROUP, "counts", "skipped", text)]
     draw_problems(options, section)
-    return [Check(_GROUP, "counts", "ok", ", ".join(f"{name} of {getattr(options.counts, name):,}" for name in SPLITS))]
+    return [Check(GROUP, "counts", "ok", ", ".join(f"{name} of {getattr(options.counts, name):,}" for name in SPLITS))]
 
 
 def expected_counts(options: Geo3kDataOptions, prompts: Sequence[Row], *, whole: bool) -> dict[str, int | None]:
@@ -108,7 +109,6 @@ def check_stored_prompts(options: Geo3kDataOptions, section: str, folder: Path) 
     """
 
     return compare_stored(
-        _GROUP,
         folder,
         lambda path, split: _differences(path, split, options, section),
         generated=options.source == "generate",

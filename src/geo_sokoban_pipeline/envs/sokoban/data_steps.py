@@ -40,8 +40,7 @@ def read_levels(
     from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 
     options = as_options(parameters)
-    load = None if hub is None else lambda source: hub.rows(source, source.split)
-    reading = read_source(options, load, iter if track is None else partial(_count, track))
+    reading = read_source(options, hub, iter if track is None else partial(_count, track))
     rows = [raw_level_row(level, split, reading.split_rule) for level, split in reading.levels]
     for row, row_id in zip(rows, unique_ids([row["row_id"] for row in rows]), strict=True):
         row["row_id"] = row_id

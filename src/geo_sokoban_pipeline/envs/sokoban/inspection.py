@@ -5,84 +5,77 @@ The first levels are really made (or the first rows really read), so what is rep
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 
 from geo_sokoban_pipeline.envs.inspection import (
+    GROUP,
     TABLES,
     Check,
     DataSample,
     compare_stored,
+    describe_sample,
     inspect_source,
 )
-from geo_sokoban_pipeline.envs.rows import SPLITS, split_slice
+from geo_sokoban_pipeline.envs.rows import SPLITS, HubReader
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import LevelRow, data_source_name, prompt_row, raw_level_row
-from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_source, split_yields
+from geo_sokoban_pipeline.envs.sokoban.sources import Reading, read_source, split_yields
 from geo_sokoban_pipeline.runs.row_stream import Row, stored_rows
 
-_GROUP = "data"
 # A stored row without these is no prompt.
 _COLUMNS = ("id", "prompt", "images", "data_source", "level_xsb", "level_hash", "layout_hash", "split_rule")
 
 
-def inspect_levels(options: SokobanDataOptions, rows: int, load_hub_rows: HubLoader | None, stored: Path) -> DataSample:
+def inspect_levels(options: SokobanDataOptions, rows: int, hub: HubReader | None, stored: Path) -> DataSample:
     """Look at the data of a Sokoban run.
 
     Args:
         rows: levels made, or rows read, at most.
-        load_hub_rows: see `read_source`.
+        hub: reads rows from the hub.
         stored: folder of the prompts tables in 05_model_input.
     """
 
     def look(sample: DataSample) -> None:
-        sample.checks, reading = sample_levels(options, rows, load_hub_rows)
+        sample.checks, reading = sample_levels(options, rows, hub)
         sample.rows = sample_prompts(options, reading, stored)
         sample.counts = expected_counts(options, reading, rows)
         lengths = [level.solution_length for level, _ in reading.levels if level.solution_length is not None]
         sample.longest = options.max_solution if options.source == "generate" else max(lengths, default=0)
 
-    return inspect_source(_GROUP, look, lambda: check_yields(options), lambda: check_stored_prompts(options, stored))
+    return inspect_source(look, lambda: check_yields(options), lambda: check_stored_prompts(options, stored))
 
 
-def sample_levels(
-    options: SokobanDataOptions, rows: int, load_hub_rows: HubLoader | None
-) -> tuple[list[Check], Reading]:
+def sample_levels(options: SokobanDataOptions, rows: int, hub: HubReader | None) -> tuple[list[Check], Reading]:
     """Make or read the first levels of the source.
 
     Args:
         rows: levels made, or rows read, at most.
-        load_hub_rows: see `read_source`.
+        hub: reads rows from the hub.
 
     Raises:
         As `read_source`: the source cannot give levels.
     """
-    load = None if load_hub_rows is None else lambda options: islice(iter(load_hub_rows(options)), rows)
-    reading = read_source(_first(options, rows), load)
-    text = f"{options.source}: {reading.rows_read} rows looked at, {len(reading.levels)} levels"
-    checks = [Check(_GROUP, "source", "ok", text)]
-    if reading.rejected:
-        text = f"{len(reading.rejected)} of {reading.rows_read} entries rejected; first: {reading.rejected[0].reason}"
-        checks.append(Check(_GROUP, "rows", "warning", text, "they are left out; see sokoban.rejected"))
-    return checks, reading
+    reading = read_source(_first(options, rows), hub, most=rows)
+    kept = f"{len(reading.levels)} levels"
+    return describe_sample("sokoban", options.source, reading.rows_read, kept, reading.rejected), reading
 
 
 def check_yields(options: SokobanDataOptions) -> list[Check]:
     """Whether generated counts are possible; `skipped` for sources that are read or settings too large to count."""
     if options.source != "generate":
-        return [Check(_GROUP, "counts", "skipped", "known once the source is read as a whole")]
+        return [Check(GROUP, "counts", "skipped", "known once the source is read as a whole")]
     if (yields := split_yields(options)) is None:
-        return [Check(_GROUP, "counts", "skipped", "the setting holds too many levels to count them")]
+        return [Check(GROUP, "counts", "skipped", "the setting holds too many levels to count them")]
     short = [split for split, there in yields.items() if there < (getattr(options.counts, split) or 0)]
     if not short:
-        return [Check(_GROUP, "counts", "ok", ", ".join(f"{split} of {yields[split]:,}" for split in SPLITS))]
+        return [Check(GROUP, "counts", "ok", ", ".join(f"{split} of {yields[split]:,}" for split in SPLITS))]
     asked = (
         f"sokoban.counts.{split}={getattr(options.counts, split)}: its walls yield {yields[split]}" for split in short
     )
     shares = " and ".join(f"sokoban.shares.{split}" for split in short)
     way_out = f"lower it, raise {shares}, or widen solution lengths, inner_walls, height or width"
-    return [Check(_GROUP, "counts", "failure", "; ".join(asked), way_out)]
+    return [Check(GROUP, "counts", "failure", "; ".join(asked), way_out)]
 
 
 def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Check]:
@@ -93,7 +86,6 @@ def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Chec
     """
 
     return compare_stored(
-        _GROUP,
         folder,
         lambda path, split: _differences(list(stored_rows(path)), split, options),
         generated=options.source == "generate",
@@ -140,13 +132,9 @@ def expected_counts(options: SokobanDataOptions, reading: Reading, rows: int) ->
 
 
 def _first(options: SokobanDataOptions, rows: int) -> SokobanDataOptions:
-    if options.source == "file":
-        path, window = split_slice(options.file.path or "")
-        if window == slice(None):
-            return options.model_copy(update={"file": options.file.model_copy(update={"path": f"{path}@[0:{rows}]"})})
-        return options
+    """The options with fewer generated levels."""
     wanted = {split: getattr(options.counts, split) for split in SPLITS}
-    if options.source == "hub" or None in wanted.values():
+    if options.source != "generate" or None in wanted.values():
         return options
     # Held-out splits need few; a split with as many levels as there are lengths has all lengths.
     lengths = options.max_solution - options.min_solution + 1

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from geo_sokoban_pipeline.envs.rows import (
     SPLITS,
     BadRow,
     DataError,
+    HubReader,
     RejectedRow,
     read_rows,
     row_as_text,
@@ -24,7 +26,7 @@ from geo_sokoban_pipeline.envs.rows import (
 )
 from geo_sokoban_pipeline.envs.sokoban.board import Layout
 from geo_sokoban_pipeline.envs.sokoban.collection import SUFFIXES, Entry, read_collection
-from geo_sokoban_pipeline.envs.sokoban.config import FileOptions, HubOptions, SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.config import FileOptions, SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import (
     LevelRow,
     SplitRule,
@@ -267,7 +269,6 @@ def _count_levels(options: SokobanDataOptions, layouts: Sequence[Layout]) -> dic
 # Where levels come from: the generator, a data set of the hub, or a file. All three end in the same `Reading`.
 
 
-HubLoader = Callable[[HubOptions], Iterable[Mapping[str, Any]]]
 Watch = Callable[[list[LevelRow]], Iterator[LevelRow]]
 ROW_SUFFIXES = (".parquet", ".jsonl")
 
@@ -303,13 +304,16 @@ class UncheckedRow:
     file: str = ""
 
 
-def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = None, watch: Watch = iter) -> Reading:
+def read_source(
+    options: SokobanDataOptions, hub: HubReader | None = None, watch: Watch = iter, most: int | None = None
+) -> Reading:
     """Levels of the chosen source, split.
 
     Args:
         options: the data's parameters.
-        load_hub_rows: gives the rows of a data set of the hub; `envs` has no hub client, so the caller passes one.
+        hub: reads rows from the hub; needed for `source=hub`.
         watch: gives the levels one by one while they are solved; a caller that shows progress counts them.
+        most: rows read at most, for sources that are read; None: all.
 
     Raises:
         FileNotFoundError, ValueError: the file is missing, of another format, torn, or without one good row.
@@ -320,14 +324,14 @@ def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = N
         return Reading(levels, rule, [], len(levels))
     if options.source == "hub":
         source, file_format = options.hub.dataset, "processed_parquet" if options.hub.processed else "raw_parquet"
-        if load_hub_rows is None:
+        if hub is None:
             raise ValueError("sokoban.source=hub: no loader was given; run it through the pipeline data_sokoban.")
-        rows = enumerate(load_hub_rows(options.hub))
+        rows = enumerate(hub.rows(options.hub, options.hub.split))
         candidates: Iterable[UncheckedRow] = (UncheckedRow(number, _row_id(row, number), row) for number, row in rows)
     else:
         source, file_format = split_slice(options.file.path or "")[0].name, options.file.format
         candidates = file_rows(options.file)
-    return _sort_out(candidates, source, file_format, options, watch)
+    return _sort_out(islice(candidates, most), source, file_format, options, watch)
 
 
 def file_rows(options: FileOptions) -> Iterator[UncheckedRow]:

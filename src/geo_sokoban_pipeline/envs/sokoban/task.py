@@ -155,8 +155,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         """Make or read the first levels, and compare the stored prompts with the options."""
         from geo_sokoban_pipeline.envs.sokoban.inspection import inspect_levels
 
-        load = None if hub is None else lambda source: hub.rows(source, source.split)
-        return inspect_levels(options, rows, load, stored)
+        return inspect_levels(options, rows, hub, stored)
 
     def sample_prompt(self, options: Any) -> dict[str, Any] | None:
         """A small level of the generated size, or the first one of a file."""
