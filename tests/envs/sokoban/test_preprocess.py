@@ -69,7 +69,7 @@ def processed_row(**changes):
 
 
 def convert(row, options):
-    return prompt_row(raw_level_row(level_from_raw(row, 0, "test"), "train", "layout"), options)
+    return prompt_row(raw_level_row(level_from_raw(row, row["id"], "test"), "train", "layout"), options)
 
 
 def test_text_of_the_original_and_ours():
@@ -146,8 +146,10 @@ LIMITS = ImageLimits(max_bytes=20_000, max_pixels=100_000)
 
 @pytest.mark.parametrize(
     ("read", "row", "reason"),
-    [(partial(level_from_raw, number=0, source="test"), *case) for case in NO_RAW_LEVELS]
-    + [(partial(level_from_processed, number=0, source="test", limits=LIMITS), *case) for case in NO_PROCESSED_LEVELS],
+    [(partial(level_from_raw, row_id="a", source="test"), *case) for case in NO_RAW_LEVELS]
+    + [
+        (partial(level_from_processed, row_id="a", source="test", limits=LIMITS), *case) for case in NO_PROCESSED_LEVELS
+    ],
 )
 def test_rows_that_are_no_level(read, row, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
@@ -157,7 +159,7 @@ def test_rows_that_are_no_level(read, row, reason):
 @pytest.mark.parametrize("media", ["image/png", "image/None", "image/jpeg"])
 def test_processed_rows_are_levels(media):
     own = f"data:{media};base64," + base64.b64encode(image(form="JPEG" if "jpeg" in media else "PNG")).decode()
-    level = level_from_processed(processed_row(images=[own], weight=3), 4, "test", ImageLimits())
+    level = level_from_processed(processed_row(images=[own], weight=3), "row_4", "test", ImageLimits())
     assert (level.board, level.row_id, level.columns) == (Board.from_text(GRID), "row_4", {"weight": 3})
     raw = raw_level_row(level, "train", "layout")
     kept = prompt_row(raw, SokobanDataOptions(pictures="keep", instruction="full"))
@@ -284,7 +286,7 @@ def test_raw_rows_keep_the_grid_of_their_own_text():
 
 def test_prompts_of_text_are_a_processed_file_too():
     row = prompt_row(raw_level(), SokobanDataOptions(observation="text"))
-    level = level_from_processed(row, 0, "prompts.parquet", ImageLimits())
+    level = level_from_processed(row, "a", "prompts.parquet", ImageLimits())
     assert (level.board, level.images) == (Board.from_text(LEVEL), ())
     with pytest.raises(ValueError, match="a non-empty list of data: URIs"):
-        level_from_processed({**prompt_row(raw_level(), SokobanDataOptions()), "images": []}, 0, "x", ImageLimits())
+        level_from_processed({**prompt_row(raw_level(), SokobanDataOptions()), "images": []}, "a", "x", ImageLimits())

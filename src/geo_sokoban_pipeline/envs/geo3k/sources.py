@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -92,20 +91,14 @@ def open_source(options: Geo3kDataOptions, section: str, hub: HubReader | None =
     return _of_parts(_file_parts(options))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One split of a source."""
-
-    split: str
-    name: str
-    start: Callable[[], NumberedRows]
+_Part = tuple[str, str, Callable[[], NumberedRows]]  # a split of a source: its name, that of the source, and its rows
 
 
 def _of_parts(parts: Sequence[_Part]) -> RowStream:
     def rows() -> Iterator[Row]:
         taken: set[str] = set()
-        for part in parts:
-            yield from raw_rows(part.start(), part.name, part.split, taken)
+        for split, source, start in parts:
+            yield from raw_rows(start(), source, split, taken)
 
     return RowStream(rows)
 
@@ -115,7 +108,7 @@ def _hub_parts(options: GeometryHubOptions, hub: HubReader) -> list[_Part]:
     if names["validation"] == "auto":
         names["validation"] = "validation" if "validation" in hub.names(options) else None
     opened = {split: hub.rows(options, name) for split, name in names.items() if name is not None}
-    return [_Part(split, options.dataset, partial(enumerate, rows)) for split, rows in opened.items()]
+    return [(split, options.dataset, partial(enumerate, rows)) for split, rows in opened.items()]
 
 
 def _file_parts(options: Geo3kDataOptions) -> list[_Part]:
@@ -124,6 +117,4 @@ def _file_parts(options: Geo3kDataOptions) -> list[_Part]:
     given = {split: path for split, path in paths.items() if path is not None}
     for path in given.values():
         read_rows(path)  # opens the file, so that a missing one is an error here
-    return [
-        _Part(split, split_slice(path)[0].name, partial(read_rows, path, BATCH_ROWS)) for split, path in given.items()
-    ]
+    return [(split, split_slice(path)[0].name, partial(read_rows, path, BATCH_ROWS)) for split, path in given.items()]

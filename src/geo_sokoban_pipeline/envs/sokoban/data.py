@@ -160,22 +160,22 @@ Rules:
 2. Avoid walls{wall_symbol}."""
 
 
-def level_from_raw(row: Mapping[str, Any], number: int, source: str) -> LevelRow:
+def level_from_raw(row: Mapping[str, Any], row_id: str, source: str) -> LevelRow:
     """Level of a row in the schema of `Xiaofeng77/sokoban`: the grid stands in the prompt.
 
     Args:
         row: prompt (a text or a non-empty list of chat messages), any other columns.
-        number: place of the row in its source, its id where it has none.
+        row_id: of the row.
         source: for the record.
 
     Raises:
         ValueError: prompt of another shape, no observation block, or a grid that `Board.from_text` refuses.
     """
     text = extract_text(row.get("prompt"))
-    return _level_row(row, number, source, Board.from_text(find_grid(text)), text, None)
+    return _level_row(row, row_id, source, Board.from_text(find_grid(text)), text, None)
 
 
-def level_from_processed(row: Mapping[str, Any], number: int, source: str, limits: ImageLimits) -> LevelRow:
+def level_from_processed(row: Mapping[str, Any], row_id: str, source: str, limits: ImageLimits) -> LevelRow:
     """Level of a row in the schema of `sokoban_processed`: the grid stands in `extra_info.env_config`.
 
     Raises:
@@ -196,7 +196,7 @@ def level_from_processed(row: Mapping[str, Any], number: int, source: str, limit
         read_data_uri(uri, max_bytes=limits.max_bytes, max_pixels=limits.max_pixels)
     if text.count(PLACEHOLDER) != len(images):
         raise ValueError(f"{len(images)} images, but prompt holds {PLACEHOLDER} {text.count(PLACEHOLDER)} times")
-    return _level_row(row, number, source, board, text, tuple(images))
+    return _level_row(row, row_id, source, board, text, tuple(images))
 
 
 def level_from_text(text: str, row_id: str, source: str, columns: Mapping[str, Any] | None = None) -> LevelRow:
@@ -289,11 +289,10 @@ def strip_chat_marks(text: str) -> str:
 
 
 def _level_row(
-    row: Mapping[str, Any], number: int, source: str, board: Board, text: str, images: tuple[str, ...] | None
+    row: Mapping[str, Any], row_id: str, source: str, board: Board, text: str, images: tuple[str, ...] | None
 ) -> LevelRow:
     known = ("id", "data_source", "prompt", "images", "extra_info")
     columns = json_columns({name: value for name, value in row.items() if name not in known})
-    row_id = f"row_{number}" if row.get("id") is None else str(row["id"])
     return LevelRow(
         row_id, source, str(row.get("data_source") or data_source_name(board)), board, text, images, columns
     )

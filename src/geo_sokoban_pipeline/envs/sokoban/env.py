@@ -7,7 +7,7 @@ outside it are no moves.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -99,36 +99,6 @@ class SokobanEnvOptions(StrictModel):
 
 
 _DEFAULTS = SokobanEnvOptions()
-
-
-# Observation texts beside the image. `full` explains and asks, `brief` costs next to no tokens.
-
-
-def observation_text(board: Board, executed: Sequence[str] | None, style: str, grid: bool, image: bool) -> str:
-    """Text of one observation.
-
-    Args:
-        board: the position to be described.
-        executed: moves of the last turn, those that were blocked included; None at reset.
-        style: `full` or `brief`.
-        grid: whether the position is written out in the data set's symbols; without an image `brief` puts nothing
-            between the cells.
-        image: whether an image of it comes with the text.
-    """
-    compact = style == "brief" and not image
-    rows = (board.to_grid() if compact else board.to_symbols()) if grid else None
-    if style == "brief":
-        return f"{rows}\nNext?" if rows else "Next?"
-    shown = [text for text in ("See the image." if image else None, rows) if text]
-    done = ", ".join(action.capitalize() for action in executed or ()) or "None"
-    return "\n".join(
-        [
-            "Current board:",
-            *shown,
-            f"Moves just made: {done}",
-            "Which moves come next? Answer with Up, Down, Left or Right.",
-        ]
-    )
 
 
 # Sokoban as a conversation: the policy sees an image, answers with moves, sees the image after them.
@@ -237,9 +207,27 @@ class SokobanEnv:
         }
 
     def _text(self, board: Board, executed: list[str] | None) -> str:
-        shows_image = self.options.render_mode == "vision"
-        grid = self.options.text_grid or not shows_image
-        return observation_text(board, executed, self.options.observation_style, grid, shows_image)
+        """Text of one observation: `full` explains and asks, `brief` costs next to no tokens.
+
+        Args:
+            executed: moves of the last turn, those that were blocked included; None at reset.
+        """
+        shows_image, is_brief = self.options.render_mode == "vision", self.options.observation_style == "brief"
+        rows = None
+        if self.options.text_grid or not shows_image:
+            rows = board.to_grid() if is_brief and not shows_image else board.to_symbols()
+        if is_brief:
+            return f"{rows}\nNext?" if rows else "Next?"
+        shown = [text for text in ("See the image." if shows_image else None, rows) if text]
+        done = ", ".join(action.capitalize() for action in executed or ()) or "None"
+        return "\n".join(
+            [
+                "Current board:",
+                *shown,
+                f"Moves just made: {done}",
+                "Which moves come next? Answer with Up, Down, Left or Right.",
+            ]
+        )
 
     def format_observation(self, observation: Observation | None) -> dict[str, Any]:
         """See `base.user_message`."""

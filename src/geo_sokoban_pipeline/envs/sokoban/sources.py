@@ -296,9 +296,8 @@ class Reading:
 
 @dataclass(frozen=True)
 class UncheckedRow:
-    """A row before the check: its place, its id, its content, and its file within a folder."""
+    """A row before the check: its id, its content, and its file within a folder."""
 
-    number: int
     row_id: str
     row: Mapping[str, Any] | BadRow | Entry
     file: str = ""
@@ -327,7 +326,7 @@ def read_source(
         if hub is None:
             raise ValueError("sokoban.source=hub: no loader was given; run it through the pipeline data_sokoban.")
         rows = enumerate(hub.rows(options.hub, options.hub.split))
-        candidates: Iterable[UncheckedRow] = (UncheckedRow(number, _row_id(row, number), row) for number, row in rows)
+        candidates: Iterable[UncheckedRow] = (UncheckedRow(_row_id(row, number), row) for number, row in rows)
     else:
         source, file_format = split_slice(options.file.path or "")[0].name, options.file.format
         candidates = file_rows(options.file)
@@ -344,7 +343,7 @@ def file_rows(options: FileOptions) -> Iterator[UncheckedRow]:
     path, window = split_slice(options.path or "")
     if path.suffix in ROW_SUFFIXES or options.format in ("raw_parquet", "processed_parquet"):
         for number, row in read_rows(options.path or ""):
-            yield UncheckedRow(number, _row_id(row, number), row)
+            yield UncheckedRow(_row_id(row, number), row)
         return
     if not path.exists():
         raise FileNotFoundError(
@@ -363,20 +362,18 @@ def _folder_levels(folder: Path) -> Iterator[UncheckedRow]:
         )
     names = [path.relative_to(folder).as_posix() for path in files]
     stems = [path.relative_to(folder).with_suffix("").as_posix() for path in files]
-    number = 0
     for path, name, stem in zip(files, names, stems, strict=True):
         prefix = stem if stems.count(stem) == 1 else name
         for candidate in _file_levels(path):
-            yield UncheckedRow(number, f"{prefix}/{candidate.row_id}", candidate.row, name)
-            number += 1
+            yield UncheckedRow(f"{prefix}/{candidate.row_id}", candidate.row, name)
 
 
 def _file_levels(path: Path) -> Iterator[UncheckedRow]:
     # Line by line: bytes that are no UTF-8 are letters of a title in an older encoding, or no symbol of a level, so
     # only the level that holds them is rejected.
     text = "\n".join(_decode(line) for line in path.read_bytes().split(b"\n"))
-    for number, entry in enumerate(read_collection(text)):
-        yield UncheckedRow(number, entry.row_id, entry)
+    for entry in read_collection(text):
+        yield UncheckedRow(entry.row_id, entry)
 
 
 def _decode(line: bytes) -> str:
@@ -424,10 +421,10 @@ def _to_level(candidate: UncheckedRow, source: str, file_format: str, limits: Im
         columns = {name: value for name, value in row.items() if name not in ("xsb", "id")}
         return level_from_text(row["xsb"], candidate.row_id, source, columns)
     if file_format == "processed_parquet" or (file_format == "auto" and "images" in row):
-        return level_from_processed(row, candidate.number, source, limits)
+        return level_from_processed(row, candidate.row_id, source, limits)
     if file_format in ("xsb", "boxoban"):
         raise ValueError("row has no field xsb")
-    return level_from_raw(row, candidate.number, source)
+    return level_from_raw(row, candidate.row_id, source)
 
 
 def _row_id(row: Mapping[str, Any] | BadRow, number: int) -> str:
