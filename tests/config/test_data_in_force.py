@@ -231,9 +231,9 @@ def test_levels_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [(("somebody/levels",), {"revision": "abc", "split": "train+test", "streaming": False})]
     for is_processed, row, other in ((False, RAW, PROCESSED), (True, PROCESSED, RAW)):
         given = options(hub={"processed": is_processed})
-        assert len(read_source(given, lambda hub, row=row: [row]).levels) == 1
+        assert len(read_source(given, HubReader(lambda hub: [], lambda hub, split, row=row: [row])).levels) == 1
         with pytest.raises(ValueError, match="level"):
-            read_source(given, lambda hub, other=other: [other])
+            read_source(given, HubReader(lambda hub: [], lambda hub, split, other=other: [other]))
 
 
 def test_problems_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
