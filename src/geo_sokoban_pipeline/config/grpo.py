@@ -19,6 +19,7 @@ from geo_sokoban_pipeline.config.base import (
     Seconds,
     Share,
     StrictModel,
+    refuse_first,
 )
 from geo_sokoban_pipeline.config.estimators import Kind, OverlongOptions, complete_arguments, registered
 from geo_sokoban_pipeline.config.policy import (
@@ -160,31 +161,35 @@ class GrpoOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> GrpoOptions:
-        if self.reduction == "constant" and self.constant_denominator is None:
-            raise ValueError("reduction=constant needs constant_denominator.")
-        if self.importance != "none" and self.old_log_probs != "recompute":
-            raise ValueError(
+        refuse_first(
+            (
+                self.reduction == "constant" and self.constant_denominator is None,
+                "reduction=constant needs constant_denominator.",
+            ),
+            (
+                self.importance != "none" and self.old_log_probs != "recompute",
                 f"importance={self.importance} needs old_log_probs=recompute: without a fresh pass there is no gap to "
-                "correct."
-            )
-        if self.max_log_prob_difference is not None and self.old_log_probs != "recompute":
-            raise ValueError(
-                "max_log_prob_difference needs old_log_probs=recompute: without a fresh pass there is no gap."
-            )
-        if self.mixed_versions == "keep" and self.old_log_probs != "rollout":
-            raise ValueError(
-                "mixed_versions=keep needs old_log_probs=rollout: a fresh pass has only the newest weights to compare."
-            )
-        if self.teacher is not None and self.mixed_versions == "mask":
-            raise ValueError(
+                "correct.",
+            ),
+            (
+                self.max_log_prob_difference is not None and self.old_log_probs != "recompute",
+                "max_log_prob_difference needs old_log_probs=recompute: without a fresh pass there is no gap.",
+            ),
+            (
+                self.mixed_versions == "keep" and self.old_log_probs != "rollout",
+                "mixed_versions=keep needs old_log_probs=rollout: a fresh pass has only the newest weights to compare.",
+            ),
+            (
+                self.teacher is not None and self.mixed_versions == "mask",
                 "advantage=distillation with mixed_versions=mask: an episode's advantage is the mean over all its "
-                "sampled tokens; take drop or keep."
-            )
-        if self.teacher is not None and self.kl_coefficient > 0:
-            raise ValueError(
+                "sampled tokens; take drop or keep.",
+            ),
+            (
+                self.teacher is not None and self.kl_coefficient > 0,
                 f"advantage=distillation with kl_coefficient={self.kl_coefficient}: one policy beside the trained one "
-                "scores the tokens, the teacher or the reference; take kl_coefficient=0."
-            )
+                "scores the tokens, the teacher or the reference; take kl_coefficient=0.",
+            ),
+        )
         return self
 
     @property
@@ -467,96 +472,112 @@ class TrainOptions(StrictModel):
     def _check_staleness(self) -> None:
         """Needs of rolling out beside the training."""
         loop, grpo, name = self.loop, self.grpo, f"loop.max_staleness={self.loop.max_staleness}"
-        if self.rollout.engine != "sglang" and self.rollout.workers is None:
-            raise ValueError(
+        refuse_first(
+            (
+                self.rollout.engine != "sglang" and self.rollout.workers is None,
                 f"{name} with rollout.engine={self.rollout.engine}: the processes that train would roll out as well; "
-                "give rollout.workers, take rollout.engine=sglang, or max_staleness=0."
-            )
-        if loop.save_interval != 1 or loop.keep_last == 1:
-            raise ValueError(
+                "give rollout.workers, take rollout.engine=sglang, or max_staleness=0.",
+            ),
+            (
+                loop.save_interval != 1 or loop.keep_last == 1,
                 f"{name} with loop.save_interval={loop.save_interval} and loop.keep_last={loop.keep_last}: rollouts "
-                "take their weights from the newest two checkpoints; take save_interval=1, and keep_last=2 or more."
-            )
-        if grpo.old_log_probs == "recompute" and grpo.importance == "none":
-            raise ValueError(
+                "take their weights from the newest two checkpoints; take save_interval=1, and keep_last=2 or more.",
+            ),
+            (
+                grpo.old_log_probs == "recompute" and grpo.importance == "none",
                 f"{name} with grpo.old_log_probs=recompute: nothing would correct that other weights sampled; take "
-                "old_log_probs=rollout, or importance=truncated."
-            )
-        if self.rollout.takes_turns:
-            raise ValueError(
+                "old_log_probs=rollout, or importance=truncated.",
+            ),
+            (
+                self.rollout.takes_turns,
                 f"{name} with rollout.server.colocated=true: servers that take turns with the trainer do not sample "
-                "while it trains; give them GPUs of their own, or take max_staleness=0."
-            )
-        if self.rollout.partial:
-            raise ValueError(
+                "while it trains; give them GPUs of their own, or take max_staleness=0.",
+            ),
+            (
+                self.rollout.partial,
                 f"{name} with rollout.partial=true: aborted episodes would be continued with weights that are two "
-                "versions old; take one of both."
-            )
+                "versions old; take one of both.",
+            ),
+        )
 
     @model_validator(mode="after")
     def _check(self) -> TrainOptions:
         self.check_task(self)
-        if self.rollout.sampling.greedy:
-            raise ValueError("rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.")
-        if self.ranks_roll_out and self.rollout.over_sampling > 1 and self.processes > 1:
-            raise ValueError(
+        refuse_first(
+            (
+                self.rollout.sampling.greedy,
+                "rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.",
+            ),
+            (
+                self.ranks_roll_out and self.rollout.over_sampling > 1 and self.processes > 1,
                 f"rollout.over_sampling={self.rollout.over_sampling} with processes={self.processes}: one of several "
                 "processes does not know how many groups the others have kept; give rollout.workers, or take "
-                "processes=1."
-            )
-        if self.rollout.partial and self.grpo.mixed_versions == "drop":
-            raise ValueError(
+                "processes=1.",
+            ),
+            (
+                self.rollout.partial and self.grpo.mixed_versions == "drop",
                 "rollout.partial=true with grpo.mixed_versions=drop: continued episodes would never be trained; "
-                "take mask or keep."
-            )
+                "take mask or keep.",
+            ),
+        )
         if self.loop.max_staleness:
             self._check_staleness()
         self._check_ranks()
-        if self.loop.retention.episodes > self.grpo.group_size:
-            raise ValueError(
+        refuse_first(
+            (
+                self.loop.retention.episodes > self.grpo.group_size,
                 f"loop.retention.episodes={self.loop.retention.episodes} with grpo.group_size={self.grpo.group_size}: "
-                "no episode of some groups would be left; take at most the size of a group."
-            )
-        if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
-            raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
+                "no episode of some groups would be left; take at most the size of a group.",
+            ),
+            (
+                self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval),
+                "evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.",
+            ),
+        )
         return self
 
     def _check_ranks(self) -> None:
         """Where the processes run, and what each holds."""
-        if self.placement == "inline" and self.processes > 1:
-            raise ValueError(
-                f"placement=inline with processes={self.processes}: one process has one rank; take placement=local."
-            )
         server, workers = self.rollout.server, self.rollout.workers
-        if self.placement == "inline" and workers:
-            raise ValueError(
+        refuse_first(
+            (
+                self.placement == "inline" and self.processes > 1,
+                f"placement=inline with processes={self.processes}: one process has one rank; take placement=local.",
+            ),
+            (
+                self.placement == "inline" and workers,
                 f"placement=inline with rollout.workers={workers}: rollout workers are further processes; take "
-                "placement=local, or leave workers out."
-            )
-        if workers and self.threads is None:
-            raise ValueError(
-                f"rollout.workers={workers} needs threads: each process would take all cores; threads=1 suits them."
-            )
-        if workers and self.rollout.engine == "sglang" and server.router != "none":
-            raise ValueError(
+                "placement=local, or leave workers out.",
+            ),
+            (
+                workers and self.threads is None,
+                f"rollout.workers={workers} needs threads: each process would take all cores; threads=1 suits them.",
+            ),
+            (
+                workers and self.rollout.engine == "sglang" and server.router != "none",
                 f"rollout.workers={workers} with rollout.server.router={server.router}: each worker sends a "
-                "conversation to one server by itself; take router=none."
-            )
+                "conversation to one server by itself; take router=none.",
+            ),
+        )
         if self.places_servers:
             self._check_placed_servers()
         if self.placement == "ray":
             self._check_fewest()
-        if self.processes > 1 and self.threads is None:
-            raise ValueError(
-                f"processes={self.processes} needs threads: each process would take all cores; threads=1 suits them."
-            )
-        if self.processes % self.replicas:
-            raise ValueError(
+        refuse_first(
+            (
+                self.processes > 1 and self.threads is None,
+                f"processes={self.processes} needs threads: each process would take all cores; threads=1 suits them.",
+            ),
+            (
+                self.processes % self.replicas,
                 f"replicas={self.replicas} with processes={self.processes}: equally many processes must share each "
-                "copy, such as processes=4 with replicas=2."
-            )
-        if self.sharding != "hybrid" and self.replicas != 1:
-            raise ValueError(f"replicas={self.replicas} with sharding={self.sharding}: only hybrid takes replicas.")
+                "copy, such as processes=4 with replicas=2.",
+            ),
+            (
+                self.sharding != "hybrid" and self.replicas != 1,
+                f"replicas={self.replicas} with sharding={self.sharding}: only hybrid takes replicas.",
+            ),
+        )
         if self.backend == "megatron":
             self._check_megatron()
         elif self.optimizer.offload and self.processes > 1 and self.sharding == "none":
@@ -567,64 +588,71 @@ class TrainOptions(StrictModel):
 
     def _check_placed_servers(self) -> None:
         """Needs of servers that Ray places: the driver may be on another machine."""
-        server = self.rollout.server
-        name = "placement=ray with rollout.engine=sglang and rollout.server."
-        if server.router != "none":
-            raise ValueError(
-                f"{name}router={server.router}: a server that is brought back may be on another node, where the router "
-                "would not look for it; take router=none."
-            )
-        if server.host != "127.0.0.1":
-            raise ValueError(
-                f"{name}host={server.host}: a server listens at the address by which Ray knows its node; leave host "
-                "out."
-            )
-        if server.update == "ipc":
-            raise ValueError(
-                f"{name}update=ipc: weights come from the driver, which is none of the processes of a GPU; take "
-                "update=tensors or group."
-            )
-        if server.update == "disk" and server.update_folder is None:
-            raise ValueError(
-                f"{name}update=disk: servers on other nodes cannot read a temporary folder of the driver; give an "
-                "update_folder that all nodes can read, or take update=tensors."
-            )
+        server, name = self.rollout.server, "placement=ray with rollout.engine=sglang and rollout.server."
         gpus = server.count * server.tensor_parallel
-        if server.colocated and gpus > self.processes:
-            raise ValueError(
+        refuse_first(
+            (
+                server.router != "none",
+                f"{name}router={server.router}: a server that is brought back may be on another node, where the router "
+                "would not look for it; take router=none.",
+            ),
+            (
+                server.host != "127.0.0.1",
+                f"{name}host={server.host}: a server listens at the address by which Ray knows its node; leave host "
+                "out.",
+            ),
+            (
+                server.update == "ipc",
+                f"{name}update=ipc: weights come from the driver, which is none of the processes of a GPU; take "
+                "update=tensors or group.",
+            ),
+            (
+                server.update == "disk" and server.update_folder is None,
+                f"{name}update=disk: servers on other nodes cannot read a temporary folder of the driver; give an "
+                "update_folder that all nodes can read, or take update=tensors.",
+            ),
+            (
+                server.colocated and gpus > self.processes,
                 f"{name}colocated=true: {server.count} servers of tensor_parallel={server.tensor_parallel} share the "
-                f"GPUs of {gpus} ranks, and there are processes={self.processes}; lower count or tensor_parallel."
-            )
+                f"GPUs of {gpus} ranks, and there are processes={self.processes}; lower count or tensor_parallel.",
+            ),
+        )
 
     def _check_fewest(self) -> None:
         fewest = self.ray.min_processes
         if fewest is None:
             return
-        if fewest > self.processes:
-            raise ValueError(f"ray.min_processes={fewest} with processes={self.processes}: it can be that at most.")
-        if fewest % self.rank_unit:
-            raise ValueError(
+        refuse_first(
+            (
+                fewest > self.processes,
+                f"ray.min_processes={fewest} with processes={self.processes}: it can be that at most.",
+            ),
+            (
+                fewest % self.rank_unit,
                 f"ray.min_processes={fewest}: ranks come in groups of {self.rank_unit} (replicas with sharding=hybrid, "
-                "megatron.tensor_parallel, or rollout.server.tensor_parallel of colocated servers); take a multiple."
-            )
+                "megatron.tensor_parallel, or rollout.server.tensor_parallel of colocated servers); take a multiple.",
+            ),
+        )
 
     def _check_megatron(self) -> None:
         size = self.megatron.tensor_parallel
-        if self.processes % size:
-            raise ValueError(
+        refuse_first(
+            (
+                self.processes % size,
                 f"megatron.tensor_parallel={size} with processes={self.processes}: it must divide them; take "
-                f"processes={size * max(1, self.processes // size)} or another tensor_parallel."
-            )
-        if self.sharding == "hybrid":
-            raise ValueError(
+                f"processes={size * max(1, self.processes // size)} or another tensor_parallel.",
+            ),
+            (
+                self.sharding == "hybrid",
                 f"sharding=hybrid with backend=megatron: the {self.processes // size} processes with the same part of "
-                "each matrix share it out, so there are no copies. Set sharding=full."
-            )
-        if self.megatron.sequence_parallel and self.policy.device == "cpu":
-            raise ValueError(
+                "each matrix share it out, so there are no copies. Set sharding=full.",
+            ),
+            (
+                self.megatron.sequence_parallel and self.policy.device == "cpu",
                 "megatron.sequence_parallel=true with policy.device=cpu: Megatron-Core asks a GPU for its buffers. "
-                "Set sequence_parallel=false, or policy.device=cuda."
-            )
+                "Set sequence_parallel=false, or policy.device=cuda.",
+            ),
+        )
 
 
 Comparison = Literal["==", "!=", ">", ">=", "<", "<=", "in", "not in"]
