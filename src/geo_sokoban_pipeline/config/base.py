@@ -15,7 +15,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -248,8 +248,8 @@ def _describe(details: Any, params: Mapping[str, Any], model: type[BaseModel], p
     allowed = re.sub(r"^(Value|Assertion) error, ", "", details["msg"]).rstrip(".")
     if details["type"].startswith(("greater_than", "less_than")):  # pydantic writes out all zeros of 1e-16
         allowed = re.sub(r"0\.0{4,}\d+", lambda bound: f"{float(bound[0]):g}", allowed)
-    nearest = _nearest(str(details["input"]), re.findall(r"'([^']*)'", details.get("ctx", {}).get("expected", "")))
-    return f"{shown}: {allowed[:1].lower()}{allowed[1:]}.{nearest}"
+    near = nearest(str(details["input"]), re.findall(r"'([^']*)'", details.get("ctx", {}).get("expected", "")))
+    return f"{shown}: {allowed[:1].lower()}{allowed[1:]}.{f' Did you mean {near}?' if near else ''}"
 
 
 def _dotted(*parts: int | str) -> str:
@@ -347,14 +347,13 @@ def _known_names(location: Location, section: str, model: type[BaseModel], prefi
     if unknown in moved:
         return f"It is {_dotted(section, moved[unknown])} now."
     siblings = sorted({name for candidate in models for name in candidate.model_fields} - {unknown})
-    if nearest := difflib.get_close_matches(unknown, siblings, n=1):
-        return f"Did you mean {_dotted(section, nearest[0])}?"
+    if near := nearest(unknown, siblings):
+        return f"Did you mean {_dotted(section, near)}?"
     paths = [path for path in parameter_names(model, prefix) if path.endswith(f".{unknown}")]
     further = f"It is known as {', '.join(paths[:3])}." if paths else "What each means: docs/parameters.md."
     return f"Known here: {', '.join(siblings) or 'none'}. {further}"
 
 
-def _nearest(word: str, known: list[str]) -> str:
-    """` Did you mean …?` with the most similar known word, or nothing."""
-    found = difflib.get_close_matches(word, known, n=1)
-    return f" Did you mean {found[0]}?" if found else ""
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The most similar known word, if one is near."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)

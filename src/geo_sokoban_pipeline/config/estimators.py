@@ -7,7 +7,6 @@ imports none of the functions, so that options are checked before torch is loade
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from geo_sokoban_pipeline.config.base import ArgumentsError, Count, StrictModel
+from geo_sokoban_pipeline.config.base import ArgumentsError, Count, StrictModel, nearest
 from geo_sokoban_pipeline.formats import leaves
 
 Kind = Literal["advantage", "loss", "importance"]
@@ -191,8 +190,8 @@ def registered(kind: Kind, spec: str) -> Registered | None:
     """
     if (found := ESTIMATORS[kind].get(spec)) is not None or "." in spec:
         return found
-    near = difflib.get_close_matches(spec, ESTIMATORS[kind], n=1)
-    known = f"did you mean {near[0]}? " if near else ""
+    near = nearest(spec, ESTIMATORS[kind])
+    known = f"did you mean {near}? " if near else ""
     raise ValueError(f"{known}known are {', '.join(ESTIMATORS[kind])}; or give a dotted path, file.py, or file.py:name")
 
 

@@ -6,11 +6,12 @@ that none is ignored silently. `docs/full_size.md` has the same table.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from geo_sokoban_pipeline.config.base import nearest
 
 PREFIX = "SLIME_SCRIPT_"
 MODEL_NAME = "SLIME_SCRIPT_MODEL_NAME"
@@ -113,4 +114,4 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
     """Variables that only look like the launchers', each with the nearest one that is, if any."""
     known = [variable.name for variable in VARIABLES]
     others = sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
-    return {name: next(iter(difflib.get_close_matches(name, known, n=1)), None) for name in others}
+    return {name: nearest(name, known) for name in others}

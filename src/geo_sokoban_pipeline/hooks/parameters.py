@@ -7,7 +7,6 @@ again. Nothing here changes a parameter or an entry of the catalog.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline
 
-from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.base import ParameterError, nearest, validate_parameters
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.launcher_env import MODEL_NAME, MODELS
 from geo_sokoban_pipeline.console import refusing
@@ -325,10 +324,10 @@ def check_model_names(merged: Mapping[str, Any], environment: Mapping[str, str])
         return
     for task in TASKS:
         if (path := ((merged.get(f"train_{task}") or {}).get("policy") or {}).get("path")) == f"Qwen/{name}":
-            near = difflib.get_close_matches(name, MODELS, n=1)
+            near = nearest(name, MODELS)
             raise ParameterError(
                 f"train_{task}.policy.path={json.dumps(path)}: {MODEL_NAME}={name} is none of {', '.join(MODELS)}."
-                + (f" Did you mean {near[0]}?" if near else "")
+                + (f" Did you mean {near}?" if near else "")
                 + " Any other Qwen3-VL policy can be given by policy.path itself."
             )
 
