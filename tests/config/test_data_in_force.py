@@ -227,7 +227,8 @@ def test_levels_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         return SokobanDataOptions.model_validate({"source": "hub", "counts": ALL, **changes})
 
     hub = {"dataset": "somebody/levels", "revision": "abc", "split": "train+test"}
-    asked = asked_of_the_hub(monkeypatch, lambda: hub_rows(options(hub=hub).hub, section="sokoban"))
+    given = options(hub=hub).hub
+    asked = asked_of_the_hub(monkeypatch, lambda: hub_rows(given, given.split, section="sokoban"))
     assert asked == [(("somebody/levels",), {"revision": "abc", "split": "train+test", "streaming": False})]
     for is_processed, row, other in ((False, RAW, PROCESSED), (True, PROCESSED, RAW)):
         given = options(hub={"processed": is_processed})

@@ -29,7 +29,7 @@ from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row, validate_policy
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-from geo_sokoban_pipeline.pipelines.train import final_nodes
+from geo_sokoban_pipeline.pipelines.train import nodes
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -465,7 +465,7 @@ def test_the_node_evaluates_on_the_evaluation_prompts(
     training, held_out = levels
     options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 3})
     frames = [pd.DataFrame(rows) for rows in (training, held_out)]
-    summary, _ = final_nodes.evaluate_policies(folder, folder, *frames, options, {"id": "levels"}, 0)
+    summary, _ = nodes.evaluate_policies(folder, folder, *frames, options, {"id": "levels"}, 0)
     assert (summary["prompts"], summary["data_id"]) == (3, "levels")
     assert {identity for call in calls for identity in call.prompts} == {row["id"] for row in held_out[:3]}
     # Without baselines and ablations.
@@ -492,7 +492,7 @@ def test_which_checkpoint_becomes_the_final_policy(
         made = write_policy(tmp_path / f"iter={iteration:05d}", write)
         checkpoints[made.path.name] = {"iteration": iteration, "dir": made.path, "manifest": made.manifest}
     options = set_options(train_options, evaluation={"checkpoint": chosen}, loop={"keep_best": True})
-    final = final_nodes.select_policy(checkpoints, folder, options.evaluation, "sokoban")
+    final = nodes.select_policy(checkpoints, folder, options.evaluation, "sokoban")
     stored = write_policy(tmp_path / "final", final)
     assert json.loads((stored.path / "config.json").read_text()) == {"number": expected}
     assert stored.manifest["policy_version"] == expected + 1

@@ -138,8 +138,8 @@ def test_hub_layout(tmp_path, shared_data, offline_hub):
     first = run(tmp_path / "first", hub_parameters(raw))
     assert first.load("sokoban.data_report")["rows_read"] == 400
     hub = SokobanDataOptions.model_validate(hub_parameters(raw)).hub
-    streamed = islice(hub_rows(hub, section="sokoban", streaming=True), 5)
-    assert list(streamed) == list(islice(hub_rows(hub, section="sokoban"), 5))
+    streamed = islice(hub_rows(hub, hub.split, section="sokoban", streaming=True), 5)
+    assert list(streamed) == list(islice(hub_rows(hub, hub.split, section="sokoban"), 5))
     frame = first.load("sokoban.prompts")[["id", "prompt", "images", "extra_info", "ability", "data_source"]]
     frame.to_parquet(processed / "train.parquet")
     second = run(tmp_path / "second", hub_parameters(processed, processed=True))
@@ -147,7 +147,7 @@ def test_hub_layout(tmp_path, shared_data, offline_hub):
     boards = {text for name in PROMPT_TABLES for text in second.load(name)["level_xsb"]}
     assert boards == set(first.load("sokoban.prompts")["level_xsb"])
     with pytest.raises(SourceUnavailableError, match="split='test'"):
-        hub_rows(SokobanDataOptions.model_validate(hub_parameters(raw, split="test")).hub, section="sokoban")
+        hub_rows(hub, "test", section="sokoban")
 
 
 def test_offline(tmp_path, offline_hub):

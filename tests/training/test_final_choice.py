@@ -10,7 +10,7 @@ import pytest
 
 from geo_sokoban_pipeline.config.grpo import EvaluationOptions, SourceOptions
 from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
-from geo_sokoban_pipeline.pipelines.train.final_nodes import select_policy
+from geo_sokoban_pipeline.pipelines.train.nodes import select_policy
 from geo_sokoban_pipeline.runs.folders import START, RunStore, best_iteration
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import write_folder

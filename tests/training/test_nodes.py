@@ -35,8 +35,7 @@ from geo_sokoban_pipeline.datasets import (
 from geo_sokoban_pipeline.datasets.iterations import read_resume_state
 from geo_sokoban_pipeline.grpo import loss
 from geo_sokoban_pipeline.pipelines.stored.nodes import collect_trajectories, evaluate_stored, update_on_stored
-from geo_sokoban_pipeline.pipelines.train.final_nodes import evaluate_policies, select_policy
-from geo_sokoban_pipeline.pipelines.train.nodes import train_grpo
+from geo_sokoban_pipeline.pipelines.train.nodes import evaluate_policies, select_policy, train_grpo
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows
 from geo_sokoban_pipeline.runs.folders import START
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy, write_policy

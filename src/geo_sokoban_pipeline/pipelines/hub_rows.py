@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,24 +23,16 @@ class HubSource(Protocol):
         """None: the default branch."""
 
 
-@dataclass(frozen=True)
-class HubSplit:
-    """One split of a data set."""
-
-    dataset: str
-    revision: str | None
-    split: str
-
-
 class SourceUnavailableError(RuntimeError):
     """A data set cannot be loaded; the message says what to set, and the choice without a network."""
 
 
-def hub_rows(options: HubSplit, *, section: str, streaming: bool = False, batch_rows: int = 1024) -> RowStream:
+def hub_rows(hub: HubSource, split: str, *, section: str, streaming: bool = False, batch_rows: int = 1024) -> RowStream:
     """Rows as plain Python values; images stay as they are stored, nothing is decoded.
 
     Args:
-        options: which data set.
+        hub: which data set.
+        split: of it.
         section: name of the parameters it came from, for messages: `sokoban` or `geo3k`.
         streaming: fetch rows as they are asked for, where only the first ones are wanted; nothing is cached.
         batch_rows: rows that are in memory at once.
@@ -52,18 +43,18 @@ def hub_rows(options: HubSplit, *, section: str, streaming: bool = False, batch_
     """
     from datasets import load_dataset
 
-    with _explain(section, options.dataset, f", split={options.split!r}"):
-        dataset = load_dataset(options.dataset, revision=options.revision, split=options.split, streaming=streaming)
+    with _explain(section, hub.dataset, f", split={split!r}"):
+        dataset = load_dataset(hub.dataset, revision=hub.revision, split=split, streaming=streaming)
 
     def rows() -> Iterator[dict[str, Any]]:
-        with _explain(section, options.dataset, f", split={options.split!r}"):
+        with _explain(section, hub.dataset, f", split={split!r}"):
             for batch in dataset.with_format("arrow").iter(batch_size=batch_rows):
                 yield from plain_rows(batch)
 
     return RowStream(rows)
 
 
-def hub_splits(dataset: str, revision: str | None, *, section: str) -> list[str]:
+def hub_splits(section: str, hub: HubSource) -> list[str]:
     """Names of a data set's splits.
 
     Raises:
@@ -71,8 +62,8 @@ def hub_splits(dataset: str, revision: str | None, *, section: str) -> list[str]
     """
     from datasets import get_dataset_split_names
 
-    with _explain(section, dataset):
-        return list(get_dataset_split_names(dataset, revision=revision))
+    with _explain(section, hub.dataset):
+        return list(get_dataset_split_names(hub.dataset, revision=hub.revision))
 
 
 @contextmanager
@@ -96,15 +87,10 @@ def hub_reader(section: str) -> HubReader:
     """The reader of the hub for a section of the parameters; a source with `streaming` is not kept in the cache."""
 
     def rows(hub: HubSource, split: str) -> RowStream:
-        source = HubSplit(hub.dataset, hub.revision, split)
         streaming = bool(getattr(hub, "streaming", False))
-        return hub_rows(source, section=section, streaming=streaming, batch_rows=BATCH_ROWS)
+        return hub_rows(hub, split, section=section, streaming=streaming, batch_rows=BATCH_ROWS)
 
-    return HubReader(partial(_names, section), rows)
-
-
-def _names(section: str, hub: HubSource) -> Sequence[str]:
-    return hub_splits(hub.dataset, hub.revision, section=section)
+    return HubReader(partial(hub_splits, section), rows)
 
 
 def first_rows_reader(section: str) -> HubReader:
@@ -113,10 +99,9 @@ def first_rows_reader(section: str) -> HubReader:
     def rows(hub: HubSource, split: str) -> Iterable[dict[str, Any]]:
         from huggingface_hub import constants
 
-        source = HubSplit(hub.dataset, hub.revision, split)
         if not constants.HF_HUB_OFFLINE:
             with suppress(SourceUnavailableError):
-                return hub_rows(source, section=section, streaming=True)
-        return hub_rows(source, section=section)
+                return hub_rows(hub, split, section=section, streaming=True)
+        return hub_rows(hub, split, section=section)
 
-    return HubReader(partial(_names, section), rows)
+    return HubReader(partial(hub_splits, section), rows)

@@ -8,15 +8,22 @@ names no model, and gets that part of the section's model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from typing import Any
 
 from pydantic import BaseModel
 
 
-def typed(function: Callable[..., Any], **models: type[BaseModel] | None) -> Callable[..., Any]:
+def typed(
+    function: Callable[..., Any], fixed: Mapping[str, Any] | None = None, /, **models: type[BaseModel] | None
+) -> Callable[..., Any]:
     """A node's function with these models as its type hints, by argument; none for a function without typed options.
+
+    Args:
+        function: of the node.
+        fixed: keyword arguments that no input of the node gives.
+        models: by argument.
 
     A function may take sections as `**sections`: the arguments are then its own ones without a default, followed by
     the other models in their order, because Kedro pairs a node's inputs with arguments by position. None: a section
@@ -25,7 +32,7 @@ def typed(function: Callable[..., Any], **models: type[BaseModel] | None) -> Cal
     Its own hints are left out: Kedro resolves all hints of a function or none, with a warning, and those of frames and
     tables would import pandas and pyarrow with the registry. A generator stays one.
     """
-    wrapped = update_wrapper(partial(function), function)
+    wrapped = update_wrapper(partial(function, **(fixed or {})), function)
     wrapped.__annotations__ = {name: model for name, model in models.items() if model is not None}
     own = inspect.signature(function).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in own):

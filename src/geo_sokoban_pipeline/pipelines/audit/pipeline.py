@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial, update_wrapper
-
 from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.config.study import AuditOptions
@@ -15,12 +13,11 @@ _STORED = ("trajectories", "eval_trajectories", "held_out_trajectories", "checkp
 
 def create_pipeline(task: str) -> Pipeline:
     """The audit of one task's run; the findings are stored before they are judged."""
-    audit = update_wrapper(partial(nodes.audit_stored, task=task), nodes.audit_stored)
     parameters = ("params:run_id", "params:audit")
     return Pipeline(
         [
             Node(
-                typed(audit, options=AuditOptions),
+                typed(nodes.audit_stored, {"task": task}, options=AuditOptions),
                 inputs=[*_STORED, "runs", *parameters],
                 outputs="audit",
                 name="audit_stored",

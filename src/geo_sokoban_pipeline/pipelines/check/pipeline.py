@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial, update_wrapper
-
 from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.parameters import section_model
@@ -13,14 +11,13 @@ from geo_sokoban_pipeline.pipelines.options import typed
 
 def create_pipeline(task: str) -> Pipeline:
     """The pre-flight of one task; the table is stored before it is judged."""
-    check = update_wrapper(partial(nodes.check_run, task=task), nodes.check_run)
     # Without a model for `<task>`: it would become one for all nodes, and data steps and notebooks take plain values.
     sections = ("tracking", f"train_{task}", f"check_{task}")
     taken = {name: name for name in ("run_id", "fresh", "seed")} | {"data": task} | {name: name for name in sections}
     return Pipeline(
         [
             Node(
-                typed(check, **{name: section_model(name) for name in sections}),
+                typed(nodes.check_run, {"task": task}, **{name: section_model(name) for name in sections}),
                 inputs={"runs": "runs", **{argument: f"params:{name}" for argument, name in taken.items()}},
                 outputs="table",
                 name="check_run",

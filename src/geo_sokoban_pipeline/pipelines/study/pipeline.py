@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial, update_wrapper
-
 from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.envs.base import Task
@@ -16,7 +14,6 @@ from geo_sokoban_pipeline.tasks import TASKS
 def create_pipeline(task: Task) -> Pipeline:
     """The study pipeline of a task, in the namespace `study_<task>`."""
     studies = (*task.studies, *task.further_studies)
-    plan = update_wrapper(partial(nodes.plan_study, studies=studies), nodes.plan_study)
     sections = [
         *(f"study_{name}" for name in studies),
         *(name for one in TASKS.values() for name in (one.name, one.run)),
@@ -27,7 +24,7 @@ def create_pipeline(task: Task) -> Pipeline:
     return Pipeline(
         [
             Node(
-                typed(plan, **models),
+                typed(nodes.plan_study, {"studies": studies}, **models),
                 inputs={"command": "command", **{argument: f"params:{name}" for argument, name in taken.items()}},
                 outputs="plan",
                 name="plan_study",

@@ -9,7 +9,7 @@ from kedro.pipeline.preview_contract import MermaidPreview
 
 from geo_sokoban_pipeline.pipelines.audit.nodes import audit_training
 from geo_sokoban_pipeline.pipelines.options import typed
-from geo_sokoban_pipeline.pipelines.train import final_nodes, nodes
+from geo_sokoban_pipeline.pipelines.train import nodes
 from geo_sokoban_pipeline.tasks import task_of
 
 _OPTIONS = ["params:options", "identity", "params:seed"]
@@ -57,14 +57,14 @@ def create_pipeline(task: str) -> Pipeline:
                 preview_fn=draw_loop,
             ),
             Node(
-                typed(final_nodes.select_policy),
+                typed(nodes.select_policy),
                 inputs=["checkpoints", "policy", "params:evaluation", "params:task"],
                 outputs="final_policy",
                 name="select_policy",
                 tags=["policy"],
             ),
             Node(
-                typed(final_nodes.evaluate_policies, options=model),
+                typed(nodes.evaluate_policies, options=model),
                 inputs=["policy", "final_policy", "prompts", "eval_prompts", *_OPTIONS],
                 outputs=["eval_summary", "held_out_trajectories"],
                 name="evaluate_policies",
@@ -90,7 +90,7 @@ def create_pipeline(task: str) -> Pipeline:
                 tags=["report"],
             ),
             Node(
-                typed(final_nodes.write_report, options=model),
+                typed(nodes.write_report, options=model),
                 inputs=[
                     "metrics",
                     "eval_summary",
