@@ -30,7 +30,7 @@ from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_wanted, read_sent
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
 from geo_sokoban_pipeline.runs.folders import WANDB_NOTE, WANDB_SENT
-from geo_sokoban_pipeline.runs.storage import read_manifest, write_folder, write_json
+from geo_sokoban_pipeline.runs.storage import read_manifest, write_folder
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import Place, build_index
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
@@ -218,7 +218,6 @@ class RecordedRun:
 
 
 def test_each_point_goes_to_its_own_axis_once(tmp_path):
-    write_json(tmp_path / WANDB_NOTE, {"id": "1", "project": "p", "sent": {"iterations": [7]}})
     row = {
         "iteration": 0,
         "rollout/raw_reward": 0.5,
@@ -243,10 +242,10 @@ def test_each_point_goes_to_its_own_axis_once(tmp_path):
         file.write('\n{"iterations": [2')
     later = RecordedRun()
     continued = WandbRun(later, tmp_path)
-    continued.log_rows([row, {"iteration": 2, "rollout/raw_reward": 2.0}, {"iteration": 7, "rollout/raw_reward": 2.0}])
+    continued.log_rows([row, {"iteration": 2, "rollout/raw_reward": 2.0}])
     continued.log_points([("warm_start/loss", 2.0, 10)])
     assert [entry.get("iteration") for entry in later.logged] == [2]
-    assert read_sent(tmp_path)[0] == {0, 1, 2, 7}
+    assert read_sent(tmp_path)[0] == {0, 1, 2}
     continued.close("FAILED", RuntimeError("out of luck"))
     assert (later.ended, later.summary) == (1, {"error": "RuntimeError: out of luck"})
 

@@ -157,11 +157,8 @@ class WandbRun:
 def read_sent(folder: Path) -> tuple[set[int], set[tuple[str, int]]]:
     """Iterations, and points (name, step), that the W&B run of a folder has been sent; a torn line tells nothing."""
     rows, points = set[int](), set[tuple[str, int]]()
-    note, file = folder / WANDB_NOTE, folder / WANDB_SENT
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    with suppress(CorruptFolderError):
-        lines.append(json.dumps((find_json(note) or {}).get("sent", {})))  # of a run that an earlier version began
-    for line in lines:
+    file = folder / WANDB_SENT
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
         with suppress(ValueError):
             sent = json.loads(line)
             rows |= set(sent.get("iterations", []))
