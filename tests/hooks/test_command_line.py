@@ -365,7 +365,8 @@ def test_an_error_in_own_code_is_told_with_its_place(tmp_path):
     with pytest.raises(KeyError) as caught:
         load_object(f"{path}:reward")({})
     # The frames of this test are somebody's own code, too; the innermost one counts.
-    assert explain(caught.value).startswith(f"{path}, line 2, in reward: KeyError: 'succes'")
+    said = f"KeyError: 'succes', in {path}, line 2: return outcome['succes'] ("
+    assert explain(caught.value).startswith(said)
 
 
 def test_a_fault_of_the_program_keeps_its_traceback():

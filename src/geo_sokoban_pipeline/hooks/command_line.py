@@ -7,7 +7,6 @@ command has failed. None of them is reached in a notebook, where exceptions stay
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import os
@@ -33,10 +32,11 @@ from kedro.framework.startup import ProjectMetadata
 from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
-from geo_sokoban_pipeline.config.base import ParameterError, allowed_types
+from geo_sokoban_pipeline.config.base import ParameterError, allowed_types, nearest
 from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries, refuse, refusing
 from geo_sokoban_pipeline.envs.rows import SPLITS
-from geo_sokoban_pipeline.runs.own_code import is_own
+from geo_sokoban_pipeline.runs.own_code import explain as explain_own_code
+from geo_sokoban_pipeline.runs.own_code import where
 from geo_sokoban_pipeline.runs.provenance import option_values
 from geo_sokoban_pipeline.tasks import TASKS, TaskError, check_registry, task_of
 
@@ -411,8 +411,8 @@ def _see(names: Iterable[str], known: Sequence[str], option: str, kind: str) -> 
 def _nearest(name: str, known: Sequence[str]) -> str:
     """`Did you mean …?` where one comes near, else what there is."""
     by_ending = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = difflib.get_close_matches(name, known, n=1) or by_ending
-    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
+    near = nearest(name, known) or next(iter(by_ending), None)
+    return f"Did you mean {near}?" if near else f"There are {', '.join(known)}."
 
 
 def _listed(value: Any) -> list[str]:
@@ -437,17 +437,9 @@ def explain(error: BaseException) -> str | None:
     for link in chain:
         if type(link).__module__.startswith(f"{PACKAGE}."):
             return str(link)
-    if (place := own_code(chain[-1])) is not None:
-        return f"{place}: {type(chain[-1]).__name__}: {chain[-1]} ({TRACEBACK}=1 shows the way there)"
+    if where(chain[-1]):
+        return f"{explain_own_code(chain[-1])} ({TRACEBACK}=1 shows the way there)"
     return str(chain[-1]) if isinstance(chain[-1], OSError) else None
-
-
-def own_code(error: BaseException) -> str | None:
-    """File, line and function of the innermost frame that is neither of this package nor of an installed library."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_own(frame.filename):
-            return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
-    return None
 
 
 def _leave_in_order() -> None:
