@@ -245,8 +245,8 @@ def test_a_killed_command_with_fresh_costs_no_run(clone, moment, commits):
     assert not (clone.folder("06_models") / "final_policy").exists()
     store = RunStore(clone.root)
     if commits:
-        newest = store.checkpoint(SourceOptions(run="train_sokoban", checkpoint="latest"))
-        assert (newest["iteration"], newest["manifest"]["fingerprint"]["seed"]) == (0, 3)
+        newest = store.policy(SourceOptions(run="train_sokoban", checkpoint="latest")).manifest
+        assert (newest["iteration"], newest["fingerprint"]["seed"]) == (0, 3)
         assert not list(clone.root.rglob(".replaced*")) and not list(clone.root.rglob("replaced.json"))
         return
     with pytest.raises(SourceError):

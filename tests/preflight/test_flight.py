@@ -90,7 +90,7 @@ def test_one_cause_is_one_failure(inspect: Any, changes: Any, expected: Any, ski
 def test_a_run_that_has_its_policy_needs_the_original_no_more(
     inspect: Any, make_subject: Any, tiny_policy: Policy
 ) -> None:
-    folder = write_policy(make_subject().models / "base_policy", policy_writer(tiny_policy, {})).path
+    folder = write_policy(make_subject().folders.models / "base_policy", policy_writer(tiny_policy, {})).path
     findings = inspect(train_sokoban={"policy": GONE})
     assert state_of(findings, "model", "files") == "ok"
     assert findings.model is not None and findings.model.folder == folder
@@ -115,7 +115,7 @@ def test_whether_there_is_something_to_time(
 ) -> None:
     subject = make_subject(train_sokoban={"policy": policy}, fresh=fresh)
     if stored:
-        write_folder(subject.models / "policy", lambda folder: {})
+        write_folder(subject.folders.models / "policy", lambda folder: {})
     assert has_weights(subject, None) == there
 
 
@@ -224,7 +224,7 @@ def test_a_fresh_run_is_not_timed_with_the_old_policy(
 ) -> None:
     ones = copy.deepcopy(tiny_policy)  # the run's policy after the warm start
     ones.model.load_state_dict({name: torch.ones_like(value) for name, value in ones.model.state_dict().items()})
-    write_policy(make_subject().models / "policy", policy_writer(ones, {}))
+    write_policy(make_subject().folders.models / "policy", policy_writer(ones, {}))
     subject = make_subject(train_sokoban={"warm_start": {"steps": 0}}, fresh=fresh)
     policy, seconds = ready_policy(subject, [], None, tmp_path / "made")
     weight = next(policy.model.parameters())

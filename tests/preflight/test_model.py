@@ -43,10 +43,10 @@ LOST = b'"weight_map": {"lost.weight": "model-00001-of-00002.safetensors", '
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("preprocessor_config.json", None, "preprocessor_config.json is missing"),
         ("chat_template.jinja", None, "chat_template.jinja is missing"),
-        (WEIGHTS, lambda content: content[:-100], "bytes, "),
-        (WEIGHTS, lambda content: b"<html>not found</html>" * 100, "is no safetensors file"),
+        (WEIGHTS, lambda content: content[:-100], "is no whole safetensors file"),
+        (WEIGHTS, lambda content: b"<html>not found</html>" * 100, "is no whole safetensors file"),
         (SECOND, None, f"{SECOND} is missing"),
-        (SECOND, lambda content: content[:-1], f"{SECOND} has"),
+        (SECOND, lambda content: content[:-1], f"{SECOND} ("),
         (
             INDEX,
             lambda content: content.replace(b'"weight_map": {', LOST),

@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.preflight.stored import (
     stages,
 )
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError, unflatten
-from geo_sokoban_pipeline.runs.folders import RunFolders, sealed_checkpoints
+from geo_sokoban_pipeline.runs.folders import sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import RunLock, find_holder
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest, write_folder
 from geo_sokoban_pipeline.studies.plan import merge
@@ -49,11 +49,11 @@ def fill(entries: dict[str, Any]) -> Any:
 
 
 def complete(subject: Subject, iterations: int = 4) -> None:
-    (subject.models / "checkpoints" / "COMPLETE.json").write_text(json.dumps({"iterations": iterations}))
+    (subject.folders.models / "checkpoints" / "COMPLETE.json").write_text(json.dumps({"iterations": iterations}))
 
 
 def checkpoint(subject: Subject, number: int) -> Path:
-    return subject.models / "checkpoints" / f"iter={number:05d}"
+    return subject.folders.models / "checkpoints" / f"iter={number:05d}"
 
 
 def fresh(subject: Subject) -> Subject:
@@ -64,12 +64,12 @@ def store(subject: Subject, iterations: int = 3) -> None:
     """Files as a run leaves them: manifests, metrics, trajectories; the weights are a few bytes."""
     for k in range(iterations):
         write_folder(checkpoint(subject, k), fill({"kept": list(range(k + 1))}))
-    for folder, fingerprint in stages(subject.run, subject.models, subject.parameters):
+    for folder, fingerprint in stages(subject.run, subject.folders.models, subject.parameters):
         write_folder(folder, fill({"fingerprint": fingerprint, "kept": list(range(iterations))}))
     for k in range(iterations):
         rows = {f"{kind}/iter={k:05d}/part-000.parquet": PARQUET for kind in ("trajectories", "eval_trajectories")}
         for name, content in {**rows, f"metrics/iter={k:05d}.json": json.dumps({"iteration": k}).encode()}.items():
-            path = subject.outputs / name
+            path = subject.folders.outputs / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 
@@ -83,7 +83,7 @@ def test_a_run_to_be_continued_and_a_finished_one(make_subject: Any) -> None:
     says(check_run(make_subject(train_sokoban={"loop": {"iterations": 3}})), "ok", "finished after 3 iterations")
     weights, rows = len(b"weights"), len(PARQUET)
     assert read_stored(subject) == Stored(3, 3, True, True, checkpoint_bytes=weights, iteration_bytes=rows)
-    images = subject.outputs / "images" / "ab"  # of iterations that retention has thinned
+    images = subject.folders.outputs / "images" / "ab"  # of iterations that retention has thinned
     images.mkdir(parents=True)
     (images / "abcd.png").write_bytes(bytes(3000))
     assert read_stored(subject).iteration_bytes == rows + 1000
@@ -102,18 +102,18 @@ def test_other_settings_are_listed(make_subject: Any) -> None:
 
 def test_a_held_lock_names_its_holder(make_subject: Any) -> None:
     subject = make_subject()
-    assert find_holder(subject.models) is None
-    lock = RunLock(subject.models)
+    assert find_holder(subject.folders.models) is None
+    lock = RunLock(subject.folders.models)
     says(check_run(subject), "failure", "is in use by process")
     lock.close()
-    assert find_holder(subject.models) is None
-    RunLock(subject.models).close()  # the probe holds nothing
+    assert find_holder(subject.folders.models) is None
+    RunLock(subject.folders.models).close()  # the probe holds nothing
 
 
 @pytest.mark.parametrize(
     ("name", "damage", "text"),
     [
-        ("06_models/checkpoints/iter=00002/model.safetensors", cut, "has 4 bytes, 7 bytes in"),
+        ("06_models/checkpoints/iter=00002/model.safetensors", cut, "(4 bytes, 7 recorded)"),
         ("06_models/policy/model.safetensors", Path.unlink, "is missing"),
         ("06_models/policy/manifest.json", cut, "is not readable JSON"),
         ("07_model_output/trajectories/iter=00000/part-000.parquet", cut, "is truncated or not parquet"),
@@ -126,7 +126,7 @@ def test_damage_is_named(make_subject: Any, name: str, damage: Any, text: str) -
     subject = make_subject()
     store(subject)
     layer, _, rest = name.partition("/")
-    path = (subject.models if layer == "06_models" else subject.outputs) / rest
+    path = (subject.folders.models if layer == "06_models" else subject.folders.outputs) / rest
     damage(path)
     says(check_run(subject), "failure", str(path), text)
 
@@ -135,24 +135,30 @@ def test_what_a_continued_run_makes_again_is_not_looked_at(make_subject: Any) ->
     subject = make_subject()
     store(subject)
     for kind in ("trajectories", "metrics"):
-        (late,) = (subject.outputs / kind).glob("iter=00002*")
+        (late,) = (subject.folders.outputs / kind).glob("iter=00002*")
         later = late.rename(late.with_name(late.name.replace("00002", "00007")))
         cut(later / "part-000.parquet" if later.is_dir() else later)
-    assert find_damaged_rows(subject.models, subject.outputs) == []
+    assert find_damaged_rows(subject.folders.models, subject.folders.outputs) == []
 
 
 def test_foreign_files_are_nobodys_damage(make_subject: Any) -> None:
     subject = make_subject()
     store(subject)
-    for folder in (subject.outputs / "trajectories", subject.outputs / "metrics", subject.models / "checkpoints"):
+    for folder in (
+        subject.folders.outputs / "trajectories",
+        subject.folders.outputs / "metrics",
+        subject.folders.models / "checkpoints",
+    ):
         (folder / "notes.txt").write_text("mine")
         (folder / ".iter=00003.ab.tmp").mkdir()
         (folder / "iter=copy").mkdir()
         (folder / "iter=copy" / "manifest.json").write_text("{}")
         (folder / "iter=copy" / "part-000.parquet").write_text("mine")
-    (subject.outputs / "metrics" / "iter=old.json").write_text("mine")
-    assert find_damage(subject.models, subject.outputs) == []
-    assert [path.name for path in sealed_checkpoints(subject.models).values()] == [f"iter={k:05d}" for k in range(3)]
+    (subject.folders.outputs / "metrics" / "iter=old.json").write_text("mine")
+    assert find_damage(subject.folders.models, subject.folders.outputs) == []
+    assert [path.name for path in sealed_checkpoints(subject.folders.models).values()] == [
+        f"iter={k:05d}" for k in range(3)
+    ]
     says(check_run(subject), "ok")
 
 
@@ -179,10 +185,10 @@ def test_deleted_checkpoints_are_named(make_subject: Any, deleted: list[int], en
         complete(subject)
     for number in deleted:
         shutil.rmtree(checkpoint(subject, number))
-    found = find_gaps(subject.models, subject.outputs)
+    found = find_gaps(subject.folders.models, subject.folders.outputs)
     assert len(found) == len(said) and all(part in text for part, text in zip(said, found, strict=True)), found
-    lock = RunLock(subject.models)  # while a command works on the run, all of this is normal
-    assert find_gaps(subject.models, subject.outputs) == []
+    lock = RunLock(subject.folders.models)  # while a command works on the run, all of this is normal
+    assert find_gaps(subject.folders.models, subject.folders.outputs) == []
     lock.close()
 
 
@@ -194,9 +200,9 @@ def test_what_retention_removed_is_no_gap_and_damage_between_others_is(make_subj
     entries = {name: value for name, value in (read_manifest(newest) or {}).items() if name != "files"}
     write_folder(newest, fill({**entries, "kept": [1, 2, 3]}))
     shutil.rmtree(checkpoint(subject, 0))
-    assert find_gaps(subject.models, subject.outputs) == []
+    assert find_gaps(subject.folders.models, subject.folders.outputs) == []
     cut(checkpoint(subject, 1) / "model.safetensors")
-    (found,) = find_gaps(subject.models, subject.outputs)
+    (found,) = find_gaps(subject.folders.models, subject.folders.outputs)
     assert found.startswith("checkpoint 1 is damaged: ") and "iter=00001" in found
     checks = check_run(make_subject(train_sokoban={"loop": {"iterations": 4}}))
     assert [check.state for check in checks] == ["ok", "warning"]
@@ -204,7 +210,7 @@ def test_what_retention_removed_is_no_gap_and_damage_between_others_is(make_subj
 
 def test_the_state_of_a_run_in_a_list(make_subject: Any) -> None:
     subject = make_subject()
-    folders = RunFolders(subject.models, subject.outputs, subject.reports)
+    folders = subject.folders
     store(subject, 4)
 
     def state() -> tuple[int | None, str]:
@@ -215,7 +221,7 @@ def test_the_state_of_a_run_in_a_list(make_subject: Any) -> None:
     assert state() == (4, "interrupted")
     complete(subject)
     assert state() == (4, "finished")
-    lock = RunLock(subject.models)
+    lock = RunLock(subject.folders.models)
     assert state() == (4, "running")
     lock.close()
     shutil.rmtree(checkpoint(subject, 3))

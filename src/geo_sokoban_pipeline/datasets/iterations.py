@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +20,7 @@ from kedro.io import AbstractDataset, DatasetError
 from kedro.utils import load_obj
 
 from geo_sokoban_pipeline.formats import type_name
+from geo_sokoban_pipeline.runs.folders import read_metrics_row
 from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
     MANIFEST,
@@ -31,8 +31,9 @@ from geo_sokoban_pipeline.runs.storage import (
     Thin,
     explain_storage_errors,
     find_json,
-    read_json,
+    find_other_sizes,
     read_manifest,
+    remove_entry,
     remove_folder,
     write_folder,
     write_json,
@@ -65,12 +66,6 @@ def read_iteration(partition: str) -> int:
     if (match := _PARTITION.fullmatch(partition)) is None:
         raise DatasetError(f"partition {partition!r} is not of the form iter=00012 or iter=00012/part-000")
     return int(match[1])
-
-
-def partition_order(partition: str) -> tuple[int, int]:
-    """Sort key of a partition id: iteration, then part."""
-    match = _PARTITION.fullmatch(partition)
-    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 
 
 Saved = TypeVar("Saved")
@@ -164,7 +159,7 @@ class IterationPartitions(PathDataset[dict[str, Any], Any]):
     def rewind(self, after: int) -> None:
         """Delete the partitions of iterations later than `after` and temporary files of killed processes."""
         for unfinished in [*self._path.glob(".*.tmp"), *self._path.glob("iter=*/.*.tmp")]:
-            _remove(unfinished)
+            remove_entry(unfinished)
         for name in reversed(self.partitions()):
             if read_iteration(name) > after:
                 self._remove(self._place(name))
@@ -173,7 +168,7 @@ class IterationPartitions(PathDataset[dict[str, Any], Any]):
                 folder.rmdir()
 
     def _remove(self, place: Path) -> None:
-        _remove(place)
+        remove_entry(place)
 
     def load(self) -> Any:
         """{partition id: callable that reads it}, by iteration and part; `{}` where nothing is stored."""
@@ -183,21 +178,15 @@ class IterationPartitions(PathDataset[dict[str, Any], Any]):
         """Ids of the stored partitions, by iteration and part."""
         pattern = f"iter=*/part-*{self.suffix}" if self.parted else f"iter=*{self.suffix}"
         found = (path.relative_to(self._path).as_posix() for path in self._path.glob(pattern))
-        names = (name.removesuffix(self.suffix) for name in found)
-        return sorted((name for name in names if _PARTITION.fullmatch(name)), key=partition_order)
+        matches = (_PARTITION.fullmatch(name.removesuffix(self.suffix)) for name in found)
+        ordered = sorted(filter(None, matches), key=lambda match: (int(match[1]), int(match[2] or 0)))
+        return [match[0] for match in ordered]
 
     def _exists(self) -> bool:
         return bool(self.partitions())
 
     def _release(self) -> None:
         """Nothing is cached."""
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 class TrajectoriesDataset(IterationPartitions):
@@ -308,10 +297,7 @@ class MetricsDataset(IterationPartitions):
         write_json(path, {name: _plain_number(path, name, number) for name, number in value.items()})
 
     def _read(self, path: Path) -> dict[str, float | int | None]:
-        row = read_json(path)
-        if not isinstance(row, dict):
-            raise CorruptFolderError(f"{path} holds {type_name(row)}, not a row of metrics. Restore or delete it.")
-        return row
+        return read_metrics_row(path)
 
     def _bytes_needed(self, value: Any) -> int | None:
         return 64 * len(value)
@@ -442,12 +428,8 @@ class CheckpointsDataset(IterationPartitions):
     def _read(self, path: Path) -> Checkpoint:
         manifest = read_manifest(path, verify=False)
         assert manifest is not None  # partitions() lists sealed folders only
-        for name, expected in manifest["files"].items():
-            file = path / name
-            size = file.stat().st_size if file.is_file() else None
-            if size != expected["bytes"]:
-                found = "is missing" if size is None else f"has {size} bytes"
-                raise CorruptFolderError(f"{file} {found}, {expected['bytes']} recorded. Delete {path}.")
+        if damaged := find_other_sizes(path, manifest["files"]):
+            raise CorruptFolderError(damaged[0])
         return {"iteration": read_iteration(path.name), "dir": path, "manifest": manifest}
 
     def read_complete(self) -> dict[str, Any] | None:

@@ -57,9 +57,9 @@ class Subject:
         return cast(CheckPipelineOptions, getattr(self.parameters, f"check_{self.task}"))
 
     @property
-    def models(self) -> Path:
-        """Folder of the run's policies, checkpoints and lock."""
-        return self._folders.models
+    def folders(self) -> RunFolders:
+        """Folders of the run."""
+        return RunFolders.of(self.data_root, self.run, self.parameters.run_id)
 
     @property
     def base_policy(self) -> Path | None:
@@ -71,22 +71,8 @@ class Subject:
         """The run's policy after the warm start; None: not stored yet."""
         return self._stored("policy")
 
-    @property
-    def outputs(self) -> Path:
-        """Folder of the run's trajectories and metrics."""
-        return self._folders.outputs
-
-    @property
-    def reports(self) -> Path:
-        """Folder of the run's summary and report."""
-        return self._folders.reports
-
-    @property
-    def _folders(self) -> RunFolders:
-        return RunFolders.of(self.data_root, self.run, self.parameters.run_id)
-
     def _stored(self, name: str) -> Path | None:
-        folder = self.models / name
+        folder = self.folders.models / name
         return folder if not self.parameters.fresh and (folder / MANIFEST).is_file() else None
 
 

@@ -197,8 +197,8 @@ def _check_arguments(subject: Subject) -> list[Check]:
 
 
 def _check_disk(subject: Subject, findings: Findings) -> list[Check]:
-    folders = [subject.models, subject.outputs, subject.reports]
-    found = [*check_writable([*folders, _prompts(subject)]), check_paths(subject.outputs)]
+    folders = subject.folders
+    found = [*check_writable([*folders.layers, _prompts(subject)]), check_paths(folders.outputs)]
     model, root = findings.model, subject.data_root
     if model is None or findings.shape is None:
         return [*found, _skipped("disk", "space")]
@@ -211,7 +211,7 @@ def _check_disk(subject: Subject, findings: Findings) -> list[Check]:
         stored=read_stored(subject),
         linked=model.folder is not None and model.folder.stat().st_dev == nearest_folder(root).stat().st_dev,
     )
-    replaced = held_bytes(folders) if subject.parameters.fresh else 0
+    replaced = held_bytes(folders.layers) if subject.parameters.fresh else 0
     return [*found, check_space(plan, root, replaced=replaced)]
 
 

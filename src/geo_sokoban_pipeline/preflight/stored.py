@@ -11,7 +11,6 @@ from typing import Literal
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.data_identity import identify_data
 from geo_sokoban_pipeline.envs.inspection import Check
-from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.runs.fingerprint import (
@@ -23,16 +22,15 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     policy_parameters,
     warm_start_parameters,
 )
-from geo_sokoban_pipeline.runs.folders import RunFolders, iteration_of, sealed_checkpoints
+from geo_sokoban_pipeline.runs.folders import RunFolders, iteration_of, read_metrics_row, sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import read_commands
 from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
-    MANIFEST,
     CorruptFolderError,
     find_json,
+    find_other_sizes,
     held_bytes,
-    read_json,
     read_manifest,
 )
 
@@ -195,15 +193,7 @@ def find_damaged_files(folder: Path) -> list[str]:
         manifest = read_manifest(folder, verify=False) or {"files": {}}
     except CorruptFolderError as error:
         return [str(error)]
-    found = []
-    for name, expected in manifest["files"].items():
-        path = folder / name
-        if (size := path.stat().st_size if path.is_file() else None) != expected["bytes"]:
-            problem = "is missing" if size is None else f"has {size} bytes"
-            found.append(
-                f"{path} {problem}, {expected['bytes']} bytes in {MANIFEST}. Delete {folder}; the run makes it again."
-            )
-    return found
+    return find_other_sizes(folder, manifest["files"])
 
 
 def _damaged_metrics(outputs: Path, last: int) -> Iterator[str]:
@@ -211,12 +201,9 @@ def _damaged_metrics(outputs: Path, last: int) -> Iterator[str]:
         if (iteration := iteration_of(path.name)) is None or iteration > last:
             continue
         try:
-            row = read_json(path)
+            read_metrics_row(path)
         except CorruptFolderError as error:
             yield str(error)
-            continue
-        if not isinstance(row, dict):
-            yield f"{path} holds {type_name(row)}, not a row of metrics. Restore it or delete it."
 
 
 def _damaged_trajectories(outputs: Path, last: int) -> Iterator[str]:
@@ -295,22 +282,22 @@ _GROUP = "run"
 
 def check_run(subject: Subject) -> list[Check]:
     """Findings about the run id that the command names."""
-    if (holder := find_holder(subject.models)) is not None:
+    if (holder := find_holder(subject.folders.models)) is not None:
         return [Check(_GROUP, "lock", "failure", holder)]
     name = f"{subject.run}/{subject.parameters.run_id}"
     if subject.parameters.fresh:
         return [
             Check(_GROUP, name, "ok", "is replaced (fresh=true), and deleted once the new run has its first checkpoint")
         ]
-    if not any((subject.models / stage).is_dir() for stage in ("base_policy", "policy", "checkpoints")):
+    if not any((subject.folders.models / stage).is_dir() for stage in ("base_policy", "policy", "checkpoints")):
         return [Check(_GROUP, name, "ok", "nothing is stored yet")]
     try:
-        check_stored_run(subject.run, subject.models, subject.parameters)
+        check_stored_run(subject.run, subject.folders.models, subject.parameters)
     except (FingerprintError, CorruptFolderError) as error:
         return [Check(_GROUP, name, "failure", str(error))]
-    if damage := find_damage(subject.models, subject.outputs):
+    if damage := find_damage(subject.folders.models, subject.folders.outputs):
         return [Check(_GROUP, name, "failure", text) for text in damage]
-    gaps = [Check(_GROUP, name, "warning", text) for text in find_gaps(subject.models, subject.outputs)]
+    gaps = [Check(_GROUP, name, "warning", text) for text in find_gaps(subject.folders.models, subject.folders.outputs)]
     return [Check(_GROUP, name, "ok", _progress(subject)), *gaps]
 
 
@@ -338,18 +325,18 @@ def read_stored(subject: Subject) -> Stored:
     """Stored parts of the run id; sizes that cannot be read are None, and `check_run` reports them."""
     if subject.parameters.fresh:
         return Stored()
-    checkpoints = list(sealed_checkpoints(subject.models).values())
+    checkpoints = list(sealed_checkpoints(subject.folders.models).values())
     try:
         manifest = read_manifest(checkpoints[-1], verify=False) if checkpoints else None
     except CorruptFolderError:
         manifest = None
     return Stored(
-        iterations=stored_iterations(subject.models),
+        iterations=stored_iterations(subject.folders.models),
         checkpoints=len(checkpoints),
         base_policy=subject.base_policy is not None,
         policy=subject.learnt_policy is not None,
         checkpoint_bytes=None if manifest is None else sum(file["bytes"] for file in manifest["files"].values()),
-        iteration_bytes=_iteration_bytes(subject.outputs),
+        iteration_bytes=_iteration_bytes(subject.folders.outputs),
     )
 
 
@@ -367,8 +354,8 @@ def _iteration_bytes(outputs: Path) -> int | None:
 
 
 def _progress(subject: Subject) -> str:
-    goal, done = subject.options.loop.iterations, stored_iterations(subject.models)
-    if (mark := find_json(subject.models / "checkpoints" / COMPLETE_FILE)) and done >= goal:
+    goal, done = subject.options.loop.iterations, stored_iterations(subject.folders.models)
+    if (mark := find_json(subject.folders.models / "checkpoints" / COMPLETE_FILE)) and done >= goal:
         reached = mark.get("iterations")
         return f"finished after {reached} iterations: it is evaluated and reported again, nothing is trained"
     return f"{done} of {goal} iterations are stored: it continues from there"

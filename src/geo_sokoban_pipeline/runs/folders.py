@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_config, fetch_policy
 from geo_sokoban_pipeline.runs.fingerprint import as_current
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, find_holder
@@ -24,6 +25,7 @@ from geo_sokoban_pipeline.runs.storage import (
     flush_to_disk,
     read_json,
     read_manifest,
+    remove_entry,
     remove_temporaries,
     write_json,
 )
@@ -219,10 +221,7 @@ def _delete(entry: Path) -> None:
     """Delete a file, link or folder, whose name goes first; the target of a link stays."""
     doomed = entry.with_name(f".{entry.name}.{uuid.uuid4().hex[:8]}.tmp")
     entry.rename(doomed)
-    if doomed.is_dir() and not doomed.is_symlink():
-        shutil.rmtree(doomed)
-    else:
-        doomed.unlink()
+    remove_entry(doomed)
 
 
 def find_all_runs(root: Path) -> list[RunFolders]:
@@ -363,11 +362,6 @@ class RunStore:
         iteration, _ = self._iteration(source)
         return self.policy(source.model_copy(update={"checkpoint": iteration - 1 if iteration else "start"}))
 
-    def checkpoint(self, source: SourceOptions) -> dict[str, Any]:
-        """The checkpoint that `latest`, `best` or a number names: `iteration`, `dir`, `manifest`."""
-        number, folder = self._numbered(source)
-        return {"iteration": number, "dir": folder, "manifest": read_manifest(folder)}
-
     def trajectory_files(self, source: SourceOptions) -> tuple[int, list[Path]]:
         """Iteration and parquet files of the trajectories that `source.iteration` names (None: the newest)."""
         number, folder = self._iteration(source)
@@ -436,7 +430,7 @@ class RunStore:
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
         """Stored rows of metrics, by iteration; `[]` where there are none."""
         files = _by_iteration((self._folders(source).outputs / "metrics").glob("iter=*.json"))
-        return [read_json(file) for file in files.values()]
+        return [read_metrics_row(file) for file in files.values()]
 
     def _folders(self, source: SourceOptions) -> RunFolders:
         return RunFolders.of(self.root, source.run, source.run_id)
@@ -528,6 +522,18 @@ def iteration_of(name: str) -> int | None:
     """Iteration of `iter=00012`, `iter=00012/part-000` or `iter=00012.json`; None for names that are not ours."""
     number = name.split("/", maxsplit=1)[0].removeprefix("iter=").removesuffix(".json")
     return int(number) if name.startswith("iter=") and number.isdigit() else None
+
+
+def read_metrics_row(path: Path) -> dict[str, float | int | None]:
+    """A stored row of metrics.
+
+    Raises:
+        CorruptFolderError: the file holds something else; the message names it.
+    """
+    row = read_json(path)
+    if not isinstance(row, dict):
+        raise CorruptFolderError(f"{path} holds {type_name(row)}, not a row of metrics. Restore it or delete it.")
+    return row
 
 
 def browsed_runs(site: Path) -> list[str]:

@@ -16,7 +16,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -315,19 +315,32 @@ def verify_files(folder: Path, files: Files) -> None:
     Raises:
         CorruptFolderError: as in `read_manifest`.
     """
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise CorruptFolderError(f"{path} is missing but listed in {folder / MANIFEST}. Delete {folder}.")
-        size = path.stat().st_size
-        if size != expected["bytes"] or file_digest(path) != expected["blake2b"]:
-            raise CorruptFolderError(
-                f"{path} differs from its manifest ({size} bytes, {expected['bytes']} recorded). "
-                f"It was truncated or changed after it was written; delete {folder} to have it made again."
-            )
+    damaged = find_other_sizes(folder, files) or [
+        f"{folder / name} differs from its manifest. It was changed after it was written; delete {folder} to have it "
+        "made again."
+        for name, expected in files.items()
+        if file_digest(folder / name) != expected["blake2b"]
+    ]
+    if damaged:
+        raise CorruptFolderError(damaged[0])
     for path in sorted(folder.rglob("*")):
         if path.suffix in _LOADED and path.name != MANIFEST and path.relative_to(folder).as_posix() not in files:
             raise CorruptFolderError(f"{path} is not listed in {folder / MANIFEST}. Take it away: it could be loaded.")
+
+
+def find_other_sizes(folder: Path, files: Files) -> list[str]:
+    """Files that are missing in a folder, or have other sizes than recorded: one text each, with the way out."""
+    found = []
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            found.append(f"{path} is missing but listed in {folder / MANIFEST}. Delete {folder}.")
+        elif (size := path.stat().st_size) != expected["bytes"]:
+            found.append(
+                f"{path} differs from its manifest ({size} bytes, {expected['bytes']} recorded). "
+                f"It was truncated or changed after it was written; delete {folder} to have it made again."
+            )
+    return found
 
 
 def remove_folder(folder: Path) -> None:
@@ -339,10 +352,16 @@ def remove_folder(folder: Path) -> None:
 def remove_temporaries(folder: Path) -> None:
     """Remove half-written files of killed processes in a folder and below; no process may be writing there."""
     for path in list(folder.rglob(".*.tmp")):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            remove_entry(path)
+
+
+def remove_entry(path: Path) -> None:
+    """Remove a file, link or folder; the target of a link stays. No error if it is absent."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def nearest_folder(path: Path) -> Path:
