@@ -83,6 +83,28 @@ REFUSED = [
         "train_sokoban/default has no trajectories below ",
     ),
     (["--params=sed=1"], "sed=1: unknown name. Did you mean seed?"),
+    (["--params=train_sokban.seed=5"], "train_sokban: unknown name. Did you mean train_sokoban?"),
+    (
+        ["--params=train_sokoban.loop.iteration=5"],
+        "train_sokoban.loop.iteration=5: unknown name. Did you mean train_sokoban.loop.iterations?",
+    ),
+    (
+        ["--params=train_sokoban.loop.iterations=0"],
+        "train_sokoban.loop.iterations=0: input should be greater than or equal to 1.",
+    ),
+    (
+        ["--params=train_sokoban.grpo.groups=many"],
+        'train_sokoban.grpo.groups="many": input should be a valid integer',
+    ),
+    (
+        ["--params=train_sokoban.grpo.filter=mixed"],
+        "train_sokoban.grpo.filter=\"mixed\": input should be 'none', 'zero_variance' or 'mixed_success'.",
+    ),
+    (["--params=run_id=../up"], 'run_id="../up": a run id is the name of a folder'),
+    (
+        ["--params=sokoban.source=fil"],
+        "sokoban.source=\"fil\": input should be 'generate', 'hub' or 'file'. Did you mean file?",
+    ),
     (["--params", "run_id=a", "--params=fresh=true"], "--params: it is given more than once, and Kedro reads"),
 ]
 

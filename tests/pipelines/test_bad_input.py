@@ -1,9 +1,8 @@
-"""Bad input of policies, checkpoints and runs: named, never half-loaded, and what was committed before continues."""
+"""Damaged files, losses and episodes: named, never half-loaded, and what was committed before continues."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 
 import pandas as pd
@@ -21,81 +20,6 @@ from runs import assert_same_run, read_run
 pytestmark = pytest.mark.slow
 
 MODELS = "06_models/train_sokoban/default"
-
-
-def policy_parameters(**policy):
-    return {"train_sokoban": {"policy": policy}}
-
-
-# Policies
-
-
-@pytest.fixture
-def offline(monkeypatch, tmp_path):
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-
-
-NO_WEIGHTS = r"no model\*.safetensors weights; pickled weights .* are never read"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "error", "message"),
-    [
-        (shutil.rmtree, FileNotFoundError, "no such folder. Give the folder of a downloaded Qwen3-VL policy"),
-        (lambda folder: (folder / "config.json").unlink(), FileNotFoundError, "holds no config.json"),
-        (
-            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-            FileNotFoundError,
-            NO_WEIGHTS,
-        ),
-        (
-            lambda folder: (folder / "config.json").write_text('{"model_type": "llama"}'),
-            ValueError,
-            r"holds a llama model; only Qwen3-VL models \(qwen3_vl, qwen3_vl_moe\)",
-        ),
-    ],
-    ids=["no folder", "no configuration", "pickled weights", "another model"],
-)
-def test_unusable_policy_folder_stops_before_any_work(finished_run, project, tmp_path, spoil, error, message):
-    folder = tmp_path / "policy"
-    shutil.copytree(finished_run.root / MODELS / "final_policy", folder)
-    spoil(folder)
-    with pytest.raises(error, match=message) as caught:
-        project.run(params=policy_parameters(source="folder", path=str(folder)))
-    assert str(folder) in str(caught.value)
-    assert not list(project.root.rglob("*.parquet"))
-
-
-def test_unknown_hub_policy_offline_stops_before_any_work(project, offline):
-    words = "train_sokoban.policy.source=hub,train_sokoban.policy.path=Qwen/Qwen3-VL-0B-Nowhere"
-    result = project.command("--pipelines=train_sokoban", f"--params={words}")
-    assert result.exit_code == 1
-    for part in (
-        "Error: policy.path=Qwen/Qwen3-VL-0B-Nowhere",
-        "HF_TOKEN",
-        "policy.source=folder",
-        "policy.source=tiny",
-    ):
-        assert part in result.output
-    assert not list(project.root.rglob("*.parquet"))
-
-
-def test_a_run_that_has_its_policy_needs_no_hub(clone, offline, monkeypatch):
-    """Where the policy came from the hub, the run's own copy is used from then on."""
-    manifest = clone.root / MODELS / "base_policy" / "manifest.json"
-    stored = json.loads(manifest.read_text())
-    tiny = {name for name in stored["fingerprint"] if name.startswith("policy.tiny.")}
-    kept = {name: value for name, value in stored["fingerprint"].items() if name not in {*tiny, "seed"}}
-    hub = {"policy.source": "hub", "policy.path": "Qwen/Qwen3-VL-0B-Nowhere"}
-    manifest.write_text(json.dumps({**stored, "fingerprint": {**kept, **hub}}))
-    shutil.rmtree(clone.root / MODELS / "policy")
-    shutil.rmtree(clone.root / MODELS / "checkpoints")
-    changes = policy_parameters(source="hub", path="Qwen/Qwen3-VL-0B-Nowhere")
-    clone.run(params=changes, to_nodes=["train_sokoban.warm_start"])
-    assert clone.load("train_sokoban.policy").manifest["history"]
 
 
 # Damaged files

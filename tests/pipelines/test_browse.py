@@ -69,19 +69,3 @@ def test_scores_and_a_second_run_are_shown(clone):
     assert [cells[1] for _, cells in sampled["lines"]] == [
         [one["solved"], one["episodes"]] for one in blank["by_length"]
     ]
-
-
-@pytest.mark.parametrize(
-    ("params", "text"),
-    [
-        ("browse_sokoban.runs=[seed3]", "train_sokoban/seed3 has no stored episodes"),
-        ("browse_sokoban.source.run_id=seed3", "seed3"),
-        ("browse_sokoban.first_iteration=2,browse_sokoban.last_iteration=1", "last_iteration=1 is before"),
-        ("browse_sokoban.runs=[../x]", "browse_sokoban.runs"),
-    ],
-)
-def test_what_cannot_be_shown_is_said(clone, params, text):
-    result = clone.command("--pipelines=browse_sokoban", f"--params={params}")
-    assert result.exit_code == 1
-    assert text in result.output + str(result.exception)
-    assert not clone.folder("08_reporting", "browse_sokoban").joinpath("site").exists()

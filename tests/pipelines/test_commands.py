@@ -11,7 +11,6 @@ from collections import Counter
 
 import pytest
 
-from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.study import StudyOptions
 from geo_sokoban_pipeline.parameters import TrackingOptions, section_model
 from geo_sokoban_pipeline.pipelines.study.nodes import plan_study
@@ -60,57 +59,6 @@ def test_the_older_spelling_of_pipelines(tmp_path):
 def test_without_a_name_the_default_pipeline_trains(project):
     project.succeed("--to-nodes=train_sokoban.prepare_policy")
     assert (project.folder("06_models") / "base_policy" / "manifest.json").is_file()
-
-
-# Wrong parameters
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "train_sokoban.loop.iteration=5",
-            "train_sokoban.loop.iteration=5: unknown name. Did you mean train_sokoban.loop.iterations?",
-        ),
-        ("train_sokban.seed=5", "train_sokban: unknown name. Did you mean train_sokoban?"),
-        ("sede=5", "sede=5: unknown name. Did you mean seed?"),
-        (
-            "train_sokoban.loop.iterations=0",
-            "train_sokoban.loop.iterations=0: input should be greater than or equal to 1.",
-        ),
-        ("train_sokoban.grpo.groups=many", 'train_sokoban.grpo.groups="many": input should be a valid integer'),
-        (
-            "train_sokoban.grpo.filter=mixed",
-            "train_sokoban.grpo.filter=\"mixed\": input should be 'none', 'zero_variance' or 'mixed_success'.",
-        ),
-        ("run_id=../up", 'run_id="../up": a run id is the name of a folder'),
-        (
-            "sokoban.source=fil",
-            "sokoban.source=\"fil\": input should be 'generate', 'hub' or 'file'. Did you mean file?",
-        ),
-    ],
-)
-def test_wrong_parameters_end_in_one_line_before_any_work(project, words, message):
-    result = project.command("--pipelines=train_sokoban", f"--params={words}")
-    assert result.exit_code == 1
-    lines = [line for line in result.output.splitlines() if line.startswith("Error: ")]
-    assert len(lines) == 1
-    assert message in lines[0]
-    assert "Traceback" not in result.output
-    assert not project.root.exists()
-
-
-@pytest.mark.slow
-def test_wrong_parameters_in_a_process_of_their_own(tmp_path):
-    output = finish(kedro_command("--params=train_sokoban.grpo.pases=1", data_root=tmp_path), expected=1)
-    assert "train_sokoban.grpo.pases=1: unknown name. Did you mean train_sokoban.grpo.passes?" in output
-    assert "Traceback" not in output
-    assert not list(tmp_path.iterdir())
-
-
-def test_parameters_of_one_command_are_refused_in_a_notebook_too(project):
-    with pytest.raises(ParameterError, match=r"train_sokoban\.loop\.iterations=-1"):
-        project.run(params={"train_sokoban": {"loop": {"iterations": -1}}})
 
 
 # Two processes

@@ -228,31 +228,6 @@ def test_a_run_id_names_the_run_that_is_worked_on(clone, caplog):
     assert {path.name for path in (clone.root / "06_models" / "update_sokoban").iterdir()} == {"seed2", "copy"}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("--pipelines=evaluate_sokoban", "--params=run_id=seed3"),
-            "train_sokoban/seed3 has no checkpoint; train it first. Run ids of train_sokoban that are stored: default;",
-        ),
-        (("--pipelines=control_sokoban", "--params=run_id=seed3"), "train_sokoban/seed3/policy does not exist"),
-        (("--pipelines=update_sokoban", "--params=run_id=seed3"), "train_sokoban/seed3 has no trajectories below"),
-        (
-            ("--pipelines=train_sokoban,evaluate_sokoban", "--params=run_id=zz"),
-            "evaluate_sokoban works on train_sokoban/zz, which the same command makes",
-        ),
-        (
-            ("--pipelines=train_sokoban,evaluate_sokoban", f"--params=run_id=zz,{OTHER}"),
-            "Type two commands: --pipelines=train_sokoban first, then --pipelines=evaluate_sokoban.",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_before_any_work(other_data, words, message):
-    before = sorted(path for path in other_data.root.rglob("*") if path.suffix != ".lock")
-    assert message in error_of(other_data, *words)
-    assert before == sorted(path for path in other_data.root.rglob("*") if path.suffix != ".lock")
-
-
 # Side by side
 
 

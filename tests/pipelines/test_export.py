@@ -141,18 +141,3 @@ def test_no_token_stops_an_export_before_its_work(clone, tmp_path, monkeypatch):
     result = clone.command("--pipelines=export_sokoban", "--params=export_sokoban.push=me/episodes")
     assert result.exit_code == 1 and "push=me/episodes: there is no token of the hub" in result.output
     assert not clone.folder("07_model_output", "export_sokoban").joinpath("export").exists()
-
-
-@pytest.mark.parametrize(
-    ("params", "text"),
-    [
-        ("export_sokoban.min_reward=99,export_sokoban.tables=[chat]", "none of 48 stored episodes is chosen by"),
-        ("export_sokoban.first_iteration=2,export_sokoban.last_iteration=1", "last_iteration=1 is before"),
-        ("export_sokoban.tables=[]", "export_sokoban.tables=[]"),
-    ],
-)
-def test_what_cannot_be_exported_is_said(clone, params, text):
-    result = clone.command("--pipelines=export_sokoban", f"--params={params}")
-    assert result.exit_code == 1
-    assert text in result.output + str(result.exception)
-    assert not clone.folder("07_model_output", "export_sokoban").joinpath("export").exists()

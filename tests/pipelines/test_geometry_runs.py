@@ -50,7 +50,7 @@ def episodes_of(outputs: Path) -> list[Trajectory]:
 
 
 def test_a_killed_run_gives_what_an_undisturbed_one_gives(stored_run, tmp_path):
-    """Killed in its second iteration; MLflow has one run of both commands."""
+    """Killed in its second iteration; MLflow has one run of both commands, and each iteration once."""
     from mlflow.tracking import MlflowClient
 
     run = f"train_{TOOLS}"
@@ -60,12 +60,9 @@ def test_a_killed_run_gives_what_an_undisturbed_one_gives(stored_run, tmp_path):
     Project(tmp_path).succeed(*words)
     assert_same_run(read_run(stored_run(TOOLS).root, run), read_run(tmp_path, run))
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    note = read_json(tmp_path / "06_models" / run / "default" / "mlflow_run.json")
-    logged = client.get_run(note["mlflow_run_id"])
-    row = read_json(tmp_path / "07_model_output" / run / "default" / "metrics" / "iter=00002.json")
-    assert logged.data.metrics["rollout/answered"] == pytest.approx(row["rollout/answered"])
-    assert f"{TOOLS}.instruction" in logged.data.params
-    assert not any(name.startswith(("sokoban.", "train_sokoban.")) for name in logged.data.params)
+    (logged,) = client.search_runs([found.experiment_id for found in client.search_experiments()])
+    points = client.get_metric_history(logged.info.run_id, "rollout/answered")
+    assert (logged.info.status, [point.step for point in points]) == ("FINISHED", [0, 1, 2])
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -106,22 +103,8 @@ def test_episodes_summary_and_report(stored_run, task):
     assert "held-out problems" in page and "solve rate" not in page
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_data_of_the_run(stored_run, task):
-    project = stored_run(task)
-    names = ("prompts", "validation_prompts", "eval_prompts")
-    tables = [project.load(f"{task}.{name}") for name in names]
-    assert [len(table) for table in tables] == [64, 16, 32]  # of conf/test
-    report = project.load(f"{task}.data_report")
-    assert report["overlaps"] == {"images": 0, "problems": 0}
-    assert (report["rows_excluded"], report["rows_rejected"], report["rows_left_out"]) == (0, 0, 0)
-    assert ("<tool_call>" in tables[0]["prompt"][0]) == (task == TOOLS)
-    assert len(list(project.load(f"{task}.raw_problems"))) == 64 + 16 + 32
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_update_replays_and_rollout_repeats(stored_run, task):
-    project = stored_run(task)
+def test_update_replays_and_rollout_repeats(stored_run):
+    task, project = TOOLS, stored_run(TOOLS)
     project.run(f"update_{task}", {f"update_{task}": {"source": {"iteration": 1}}})
     for name in ("model.safetensors", "optimizer.safetensors"):
         replayed, stored = (
@@ -137,7 +120,7 @@ def test_update_replays_and_rollout_repeats(stored_run, task):
         assert {k: v for k, v in one.items() if k not in apart} == {k: v for k, v in other.items() if k not in apart}
 
 
-def test_a_stored_run_is_evaluated_controlled_and_checked(stored_run):
+def test_a_stored_run_is_evaluated_and_checked(stored_run):
     project = stored_run(TOOLS)
     project.run(f"evaluate_{TOOLS}", {f"evaluate_{TOOLS}": {"source": {"checkpoint": "start"}}})
     summary, trained = (
@@ -148,15 +131,6 @@ def test_a_stored_run_is_evaluated_controlled_and_checked(stored_run):
     assert {**summary["rows"][0], "policy": ""} == {**trained["rows"][0], "policy": ""}
     assert summary["rows"][-3:] == trained["rows"][-3:]
     assert (project.folder("08_reporting", f"evaluate_{TOOLS}") / "report.html").is_file()
-
-    project.run(f"control_{TOOLS}", {f"control_{TOOLS}": {"imitate": "teacher", "share": 0.2}})
-    summary = read_json(project.folder("08_reporting", f"control_{TOOLS}") / "eval_summary.json")
-    assert [(row["policy"], row["mode"]) for row in summary["rows"]] == [
-        ("control_teacher", "sampled"),
-        ("control_teacher", "greedy"),
-    ]
-    manifest = read_json(project.folder("06_models", f"control_{TOOLS}") / "policy" / "manifest.json")
-    assert manifest["fingerprint"]["control.imitate"] == "teacher" and manifest["budget"]["steps"] >= 1
 
     project.run(f"check_{TOOLS}", {f"check_{TOOLS}": {"timed": False}})
     table = read_json(project.folder("08_reporting", f"check_{TOOLS}") / "table.json")

@@ -126,16 +126,17 @@ def test_data_are_the_same_when_threads_make_them(stored_run, project, task):
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "runner", "why"),
+    ("pipeline", "way", "why"),
     [
-        ("train_sokoban", ThreadRunner, "ThreadRunner: the parts of a GRPO iteration must be saved"),
-        ("train_sokoban", ParallelRunner, "ParallelRunner: the parts of a GRPO iteration must be saved"),
-        ("data_sokoban", ParallelRunner, "ParallelRunner: the nodes hold open readers"),
+        ("train_sokoban", {"runner": ThreadRunner()}, "runner=ThreadRunner: the parts of a GRPO iteration must be"),
+        ("train_sokoban", {"runner": ParallelRunner()}, "runner=ParallelRunner: the parts of a GRPO iteration must be"),
+        ("data_sokoban", {"runner": ParallelRunner()}, "runner=ParallelRunner: the nodes hold open readers"),
+        ("train_sokoban", {"only_missing_outputs": True}, "only_missing_outputs: it would leave an evaluation"),
     ],
 )
-def test_other_runners_are_refused_before_any_work(project, pipeline, runner, why):
-    with pytest.raises(ParameterError, match=f"runner={why}"):
-        project.run(pipeline, runner=runner())
+def test_other_ways_to_run_are_refused_before_any_work(project, pipeline, way, why):
+    with pytest.raises(ParameterError, match=why):
+        project.run(pipeline, **way)
     assert not project.root.exists()
 
 

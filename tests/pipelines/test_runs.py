@@ -8,14 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.evaluation.audit import audit_files
 from geo_sokoban_pipeline.events import Event
-from geo_sokoban_pipeline.hooks.tracking import NOTE
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
 from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
-from geo_sokoban_pipeline.runs.storage import file_digest, read_json
+from geo_sokoban_pipeline.runs.storage import file_digest
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from kill_hook import kill_at
 from pipelines.conftest import LONGER
@@ -97,9 +95,7 @@ def test_a_finished_run_is_only_evaluated_and_reported_again(clone, count_calls)
     assert all("/final_policy/" in name or name.endswith("COMPLETE.json") for name in changed), changed
 
 
-def test_more_iterations_extend_a_run_and_its_mlflow_run(finished_run, longer_run):
-    from mlflow.tracking import MlflowClient
-
+def test_more_iterations_extend_a_run(finished_run, longer_run):
     assert longer_run.load("train_sokoban.resume_state")["complete"] == {"iterations": 4}
     first, extended = (read_run(run.root) for run in (finished_run, longer_run))
     for kind, folder in (("episodes", "trajectories"), ("weights", "checkpoints/iter=00002")):
@@ -108,32 +104,6 @@ def test_more_iterations_extend_a_run_and_its_mlflow_run(finished_run, longer_ru
     checkpoints = longer_run.load("train_sokoban.checkpoints")
     best = checkpoints["iter=00003"]["manifest"]["best"]["iteration"]
     assert list(checkpoints) == [f"iter={k:05d}" for k in sorted({best, 1, 2, 3})]  # keep_last is 3
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{finished_run.root / 'mlflow.db'}")
-    note = read_json(longer_run.root / MODELS / NOTE)
-    assert note == read_json(finished_run.root / MODELS / NOTE)
-    # A validation's step is the version of the policy, 0 before the first iteration.
-    steps = {"rollout/raw_reward": 4, "train/loss": 4, "eval/validation/sampled_solve_rate": 5}
-    for name, count in steps.items():
-        history = client.get_metric_history(note["mlflow_run_id"], name)
-        assert sorted(point.step for point in history) == list(range(count)), name
-    run = client.get_run(note["mlflow_run_id"])
-    assert (run.info.status, run.data.params["train_sokoban.loop.iterations"]) == ("FINISHED", "3")
-    assert run.data.tags["continued_with.train_sokoban.loop.iterations"] == "4"
-    files = {
-        file.path for place in ("report", "trajectories") for file in client.list_artifacts(run.info.run_id, place)
-    }
-    assert files == {
-        "report/report.html",
-        "report/eval_summary.json",
-        "trajectories/iter=00002",
-        "trajectories/iter=00003",
-    }
-
-
-def test_only_missing_outputs_are_no_way_to_train(clone):
-    with pytest.raises(ParameterError, match="only_missing_outputs"):
-        clone.run(only_missing_outputs=True)
 
 
 # Other settings
@@ -165,14 +135,6 @@ def test_other_settings_stop_before_any_work(finished_run, changes, lines):
     assert before == {path: path.stat().st_mtime_ns for path in finished_run.root.rglob("*") if path.suffix != ".lock"}
 
 
-def test_settings_that_change_no_result_are_no_other_settings(finished_run, clone):
-    loop = {"save_interval": 2, "keep_last": None}
-    clone.run(
-        params={"train_sokoban": {"loop": loop, "evaluation": {"prompts": 4}}}, to_nodes=["train_sokoban.train_grpo"]
-    )
-    assert read_run(clone.root)["weights"] == read_run(finished_run.root)["weights"]
-
-
 OUT_OF_MEMORY = {
     "optimizer": {"max_tokens": 256, "logit_chunk": 32, "vision_patches": 40, "gradient_checkpointing": True},
     "rollout": {"max_conversations": 4},
@@ -199,24 +161,6 @@ def test_a_run_goes_on_with_another_layout(longer_run, clone, caplog, changes, l
     one, two = (load_file(folder / "model.safetensors") for folder in folders)
     for name, weight in one.items():
         torch.testing.assert_close(weight, two[name], rtol=0, atol=1e-5)
-
-
-def test_run_ids_lie_side_by_side_and_fresh_clears_one(finished_run, clone):
-    other = {"run_id": "seed2", "seed": 2, "train_sokoban": {"loop": {"iterations": 1}}}
-    clone.run(params=other, to_nodes=["train_sokoban.train_grpo"])
-    first, second = (read_run(clone.root, run_id=name) for name in ("default", "seed2"))
-    assert_same_run(first, read_run(finished_run.root))
-    assert len(second["metrics"]) == 1 and second["episodes"]["trajectories/iter=00000/part-000.parquet"]
-    assert second["weights"]["base_policy/model.safetensors"] != first["weights"]["base_policy/model.safetensors"]
-
-    # Another seed for the same id is refused, unless it begins anew.
-    third = {**other, "seed": 3}
-    with pytest.raises(FingerprintError, match="seed: stored 2, now 3"):
-        clone.run(params=third)
-    clone.run(params={**third, "fresh": True}, to_nodes=["train_sokoban.prepare_policy"])
-    assert (clone.folder("06_models", run_id="seed2") / "base_policy/manifest.json").is_file()
-    assert not (clone.folder("07_model_output", run_id="seed2") / "metrics").exists()
-    assert_same_run(first, read_run(clone.root))
 
 
 ALL_LAYERS = ("06_models", "07_model_output", "08_reporting")

@@ -56,18 +56,3 @@ def test_geometry(stored_run):
     assert rows["trajectory_id"].nunique() == 3 and rows["image_reliance"].notna().all()
     maps = project.load("score_geo3k_multi_turn.occlusion@pandas")
     assert len(maps) == 8 * 6 and maps["content"].isna().all()  # 128 × 96 pixels
-
-
-def test_what_cannot_be_scored_is_said(clone):
-    for options, text in (
-        ({"first_iteration": 77}, "none of the"),
-        ({"ids": ["nobody"]}, "ids: there is no episode 'nobody'"),
-        ({"filter": [["colour", "==", "red"]]}, "the index has no column colour"),
-        ({"filter": [["success", "is", True]]}, "score_sokoban.filter.0.1"),
-        ({"first_iteration": 2, "last_iteration": 1}, "last_iteration=1 is before"),
-        ({"checkpoint": 77}, "no such checkpoint; stored are"),
-    ):
-        with pytest.raises(ValueError) as error:
-            score(clone, **options)
-        assert text in str(error.value)
-    assert not (clone.folder("07_model_output", "score_sokoban") / "token_scores").exists()

@@ -6,7 +6,7 @@ import pytest
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.evaluation.audit import audit_files
-from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
+from geo_sokoban_pipeline.runs.folders import RunStore
 from geo_sokoban_pipeline.runs.storage import read_json
 from runs import read_run
 
@@ -103,33 +103,3 @@ def test_evaluate_any_policy(clone):
         rows.append([{**row, "policy": ""} for row in summary["rows"]])
     assert rows[0] == rows[1]
     assert (clone.folder("08_reporting", "evaluate_sokoban") / "report.html").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "changes", "message"),
-    [
-        (
-            "evaluate",
-            {"checkpoint": 77},
-            "source.checkpoint=77 of train_sokoban/default: no such checkpoint; stored are",
-        ),
-        ("evaluate", {"run_id": "never"}, "train_sokoban/never has no checkpoint; train it first"),
-        ("rollout", {"run_id": "never", "checkpoint": "final"}, "never/final_policy does not exist; run the pipeline"),
-        (
-            "evaluate",
-            {"checkpoint": "lastest"},
-            "source.checkpoint=lastest of train_sokoban/default: no folder, and not",
-        ),
-        ("evaluate", {"checkpoint": "lastest"}, "Give latest, best, final, start"),
-        ("update", {"iteration": 9}, "source.iteration=9: train_sokoban/default holds 0 to 2"),
-        ("update", {"run_id": "never"}, "train_sokoban/never has no trajectories below"),
-    ],
-)
-def test_what_is_not_stored_is_named(finished_run, monkeypatch, tmp_path, pipeline, changes, message):
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(SourceError) as error:
-        finished_run.run(f"{pipeline}_sokoban", params={f"{pipeline}_sokoban": source(**changes)})
-    assert message in str(error.value)

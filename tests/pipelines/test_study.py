@@ -86,13 +86,6 @@ def test_a_finished_study_starts_nothing(study):
     assert all("study_sokoban" in path.parts for path in changed)
 
 
-def test_missing_docs_stop_before_any_run(project, tmp_path):
-    result = project.command("--pipelines=study_sokoban", f"--params=study.docs={tmp_path / 'none'}")
-    assert result.exit_code == 1
-    assert f"there is no {tmp_path / 'none' / 'learning.md'}. Give the folder of the docs, or null." in result.output
-    assert not (project.root / "06_models" / "train_sokoban").exists()
-
-
 def test_a_data_root_that_ignores_the_variable_is_refused(project, tmp_path):
     """Members with levels of their own would write them over the shared ones."""
     conf = tmp_path / "conf"
@@ -165,21 +158,6 @@ def test_a_control_is_made_once_and_again_where_it_is_lost(clone, count_calls):
     row.write_text(stored)
     with pytest.raises(FingerprintError, match=r"control\.share: stored 0\.2, now 3\.0"):
         clone.run("control_sokoban", control("teacher", share=3.0))
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"seed": 3}, r"seed: stored 0, now 3"),
-        ({"train_sokoban": {"warm_start": {"clip": 0.5}}}, r"warm_start\.clip: stored 1\.0, now 0\.5"),
-        ({"train_sokoban": {"loop": {"iterations": 4}}}, r"3 of loop\.iterations=4 iterations are stored"),
-    ],
-)
-def test_a_control_has_the_settings_of_its_run(clone, count_calls, parameters, message):
-    timed = count_calls(TIME)
-    with pytest.raises(ControlError, match=message):
-        clone.run("control_sokoban", params={"control_sokoban": {"source": SOURCE}, **parameters})
-    assert timed == []
 
 
 def test_a_run_that_is_not_finished_or_not_measured_has_no_control(clone):

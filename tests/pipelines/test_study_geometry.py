@@ -31,9 +31,3 @@ def test_study_of_geometry(tmp_path):
     assert (docs / "img" / "learning_geo3k.svg").is_file()
     readme = (docs.parent / "README.md").read_text(encoding="utf-8").partition("<!-- readme:geo3k:begin -->")[2]
     assert "after GRPO" in readme.partition("<!-- readme:geo3k:end -->")[0]
-
-
-def test_a_study_of_another_task_is_refused(project):
-    result = project.command("--pipelines=study_geo3k", "--params=study.name=long,study.docs=null")
-    assert result.exit_code == 1
-    assert "study.name=long: this pipeline has the studies geo3k, geo3k_multi_turn." in result.output
