@@ -180,9 +180,9 @@ def test_a_suggested_command_means_the_environment_and_the_data_root_of_this_one
     if config is not None:
         (tmp_path / "c.yml").write_text(config)
     named = [f"--env={env or variable}"] if env or variable else []
-    found = shlex.split(suggest_command("audit_sokoban", "1.10", "--tags=report", params=["seed=2"]))
+    found = shlex.split(suggest_command("audit_sokoban", "1.10", "--tags=report"))
     command = [*start, "kedro", "run", "--pipelines=audit_sokoban", "--tags=report", *named]
-    assert found == [*command, "--params", "run_id=1.10,seed=2"]
+    assert found == [*command, "--params", "run_id=1.10"]
 
 
 @pytest.mark.parametrize(

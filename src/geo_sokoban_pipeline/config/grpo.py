@@ -658,16 +658,16 @@ class TrainOptions(StrictModel):
 Comparison = Literal["==", "!=", ">", ">=", "<", "<=", "in", "not in"]
 
 
-def check_range(first_iteration: int, last_iteration: int | None) -> None:
-    """Check that iterations are left between the two.
+def check_range(options: Any) -> Any:
+    """See that iterations are left between `first_iteration` and `last_iteration`.
 
     Raises:
         ValueError: the last one is before the first one.
     """
-    if last_iteration is not None and last_iteration < first_iteration:
-        raise ValueError(
-            f"last_iteration={last_iteration} is before first_iteration={first_iteration}: no iteration is left."
-        )
+    first, last = options.first_iteration, options.last_iteration
+    if last is not None and last < first:
+        raise ValueError(f"last_iteration={last} is before first_iteration={first}: no iteration is left.")
+    return options
 
 
 class SourceOptions(StrictModel):
@@ -738,10 +738,7 @@ class ExportPipelineOptions(StrictModel):
     )
     push_private: bool = Field(True, description="A repository that `push` makes is private.")
 
-    @model_validator(mode="after")
-    def _check(self) -> ExportPipelineOptions:
-        check_range(self.first_iteration, self.last_iteration)
-        return self
+    _check = model_validator(mode="after")(check_range)
 
 
 class ScorePipelineOptions(StrictModel):
@@ -771,10 +768,7 @@ class ScorePipelineOptions(StrictModel):
         "itself. Each part takes a pass of its own.",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> ScorePipelineOptions:
-        check_range(self.first_iteration, self.last_iteration)
-        return self
+    _check = model_validator(mode="after")(check_range)
 
 
 class ReportPipelineOptions(StrictModel):
@@ -801,10 +795,7 @@ class BrowsePipelineOptions(StrictModel):
         "before training, evenly spread. The other pages count all episodes. None: all of them.",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> BrowsePipelineOptions:
-        check_range(self.first_iteration, self.last_iteration)
-        return self
+    _check = model_validator(mode="after")(check_range)
 
 
 class EvaluatePipelineOptions(StrictModel):

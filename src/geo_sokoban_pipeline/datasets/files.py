@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import pyarrow.parquet as pq
 from kedro.io import DatasetError
 from kedro.utils import load_obj
 from kedro_datasets.json import JSONDataset
 
 from geo_sokoban_pipeline.datasets.iterations import PathDataset
-from geo_sokoban_pipeline.datasets.tables import TaskData, with_data_id
+from geo_sokoban_pipeline.datasets.tables import TaskData, read_table, with_data_id
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, open_policy, write_policy
 from geo_sokoban_pipeline.runs.provenance import suggest_command
@@ -194,7 +193,8 @@ class ExportDataset(_FilledFolderDataset[dict[str, Callable[[], Any]]]):
         """
         if read_manifest(self._path) is None:
             raise DatasetError(f"{self._path} holds no export; {self._made_by()} makes one.")
-        return {path.parent.name: partial(_read, path) for path in sorted(self._path.glob("*/train-*.parquet"))}
+        files = sorted(self._path.glob("*/train-*.parquet"))
+        return {path.parent.name: partial(read_table, path, f"Delete {self._path}.") for path in files}
 
 
 class SiteDataset(_FilledFolderDataset[Path]):
@@ -214,8 +214,3 @@ class SiteDataset(_FilledFolderDataset[Path]):
         if not self._exists():
             raise DatasetError(f"{self._path} holds no site; {self._made_by()} makes one.")
         return self._path / "index.html"
-
-
-def _read(path: Path) -> pa.Table:
-    with pq.ParquetFile(path) as file:
-        return file.read()

@@ -185,9 +185,6 @@ class IterationPartitions(PathDataset[dict[str, Any], Any]):
     def _exists(self) -> bool:
         return bool(self.partitions())
 
-    def _release(self) -> None:
-        """Nothing is cached."""
-
 
 class TrajectoriesDataset(IterationPartitions):
     """Episodes by iteration and part, `iter=00012/part-000.parquet`.
@@ -432,10 +429,6 @@ class CheckpointsDataset(IterationPartitions):
             raise CorruptFolderError(damaged[0])
         return {"iteration": read_iteration(path.name), "dir": path, "manifest": manifest}
 
-    def read_complete(self) -> dict[str, Any] | None:
-        """Content of the mark `COMPLETE`, None where the run has not reached its goal."""
-        return find_json(self._mark)
-
     def _exists(self) -> bool:
         return self._mark.is_file() and bool(self.partitions())
 
@@ -465,18 +458,16 @@ def read_resume_state(path: Path) -> ResumeState:
             the run continues once the checkpoint is deleted.
     """
     checkpoints = CheckpointsDataset(str(path))
-    complete, names = checkpoints.read_complete(), checkpoints.partitions()
-    if not names:
-        return {"folder": path, "iteration": -1, "dir": None, "manifest": None, "complete": complete, "stored": []}
-    newest = path / names[-1]
+    complete, names = find_json(path / COMPLETE_FILE), checkpoints.partitions()
+    newest = path / names[-1] if names else None
     try:
-        manifest = read_manifest(newest)
+        manifest = None if newest is None else read_manifest(newest)
     except CorruptFolderError as error:
         raise CorruptFolderError(f"{error} {_way_out(path, names)}") from error
     stored = [read_iteration(name) for name in names]
     return {
         "folder": path,
-        "iteration": stored[-1],
+        "iteration": max(stored, default=-1),
         "dir": newest,
         "manifest": manifest,
         "complete": complete,

@@ -32,23 +32,6 @@ def with_data_id(path: str, task: str | None, data: TaskData | None) -> str:
     return path if data is None else path.replace("<data_id>", data[str(task)]["id"])
 
 
-def save_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], bool | None]) -> None:
-    """Write a file of an id as `storage.write_once` does.
-
-    Raises:
-        DatasetError: the stored file holds something else; the message says why that may be, and the way out.
-        OSError: no space, read-only folder; the stored file is unchanged.
-    """
-    if not write_once(path, write, holds):
-        raise DatasetError(
-            f"{path} holds other rows than the same settings give now. Data are written once, because runs rely on "
-            "them. Either the source has changed behind its name (the main branch of a hub dataset: name a commit in "
-            "hub.revision; images below image_folder), or the code that makes the rows has changed. "
-            f"To make them again, delete {path.parent} and the folders of the same name in 01_raw and 02_intermediate; "
-            "runs that were made with the old rows can then no longer be evaluated on them."
-        )
-
-
 # Tables on disk: a pandas frame or a stream of rows as one parquet file with a pinned schema, written atomically.
 
 
@@ -94,15 +77,7 @@ class FrameDataset(PathDataset[Any, Any]):
             DatasetError: no file, a torn file, or one whose pinned columns are missing or of another type.
         """
         self._check_file()
-        try:
-            # Not read_table(path): it would take folders such as `iter=00001` in the path for columns.
-            with pq.ParquetFile(self._path) as file:
-                table = file.read()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DatasetError(
-                f"{self._path} is not a readable parquet file ({error}). Delete it to have it made again."
-            ) from error
-        return table_to_frame(table)
+        return table_to_frame(read_table(self._path, "Delete it to have it made again."))
 
     def save(self, data: pd.DataFrame | RowStream) -> None:
         """Write the frame, or walk through the stream and write its rows.
@@ -137,10 +112,16 @@ class FrameDataset(PathDataset[Any, Any]):
             raise DatasetError(f"{self._path}: {error}") from error
 
     def _write(self, write: Callable[[Path], Any]) -> None:
-        if self._once:
-            save_once(self._path, write, self._holds)
-        else:
+        if not self._once:
             write_atomic(self._path, write)
+        elif not write_once(self._path, write, self._holds):
+            raise DatasetError(
+                f"{self._path} holds other rows than the same settings give now. Data are written once, because runs "
+                "rely on them. Either the source has changed behind its name (the main branch of a hub dataset: name a "
+                "commit in hub.revision; images below image_folder), or the code that makes the rows has changed. "
+                f"To make them again, delete {self._path.parent} and the folders of the same name in 01_raw and "
+                "02_intermediate; runs that were made with the old rows can then no longer be evaluated on them."
+            )
 
     def _holds(self, made: Path) -> bool | None:
         """Whether the stored table has the rows of a file; None: what is stored is no table of this schema."""
@@ -245,11 +226,7 @@ class TablePartsDataset(IterationPartitions):
         write_atomic(path, lambda temporary: pq.write_table(value, temporary, compression="zstd"))
 
     def _read(self, path: Path) -> pa.Table:
-        try:
-            with pq.ParquetFile(path) as file:
-                table = file.read()
-        except (pa.ArrowException, OSError) as error:
-            raise DatasetError(f"{path} is not a readable parquet file ({error}). Delete its folder.") from error
+        table = read_table(path, "Delete its folder.")
         self._check(path, table.schema)
         return table
 
@@ -261,6 +238,20 @@ class TablePartsDataset(IterationPartitions):
         if not found.equals(wanted):
             missing = [name for name in wanted.names if name not in found.names]
             raise DatasetError(f"{path}: the table is no {self._schema}; it lacks {missing}, or has other types.")
+
+
+def read_table(path: Path, way_out: str) -> pa.Table:
+    """All of a parquet file.
+
+    Raises:
+        DatasetError: it is torn; the message ends with the way out.
+    """
+    try:
+        # Not pq.read_table: it would take folders such as `iter=00001` in the path for columns.
+        with pq.ParquetFile(path) as file:
+            return file.read()
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"{path} is not a readable parquet file ({error}). {way_out}") from error
 
 
 def load_schema(name: str) -> pa.Schema:

@@ -16,7 +16,7 @@ from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.formats import find_stale, in_percent
+from geo_sokoban_pipeline.formats import find_row, find_stale, in_percent
 from geo_sokoban_pipeline.hooks.parameters import ContextHooks
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.tracked import store_uri
@@ -168,17 +168,15 @@ def write_result(summary: Mapping[str, Any], stored: int = 0) -> str:
         stored: iterations of the run; 0: not known. An evaluation of an earlier checkpoint is called one.
     """
     names = [str(name) for name in summary.get("policies") or []]
-    rows = {(row.get("policy"), row.get("mode")): row for row in summary.get("rows") or []}
-    last = rows.get((names[-1], "sampled")) if names else None
-    if last is None or last.get("solve_rate") is None:
+    if not names or (last := find_row(summary, names[-1], "sampled")) is None:
         return ""
-    first = rows.get((names[0], "sampled")) if len(names) > 1 else None
-    text = f"{in_percent(first['solve_rate'])} % → " if first and first.get("solve_rate") is not None else ""
+    first = find_row(summary, names[0], "sampled") if len(names) > 1 else None
+    text = f"{in_percent(first['solve_rate'])} % → " if first else ""
     text += f"{in_percent(last['solve_rate'])} % sampled"
     if last.get("low") is not None and last.get("high") is not None:
         text += f" (95 % {in_percent(last['low'])}–{in_percent(last['high'])})"
-    if (greedy := rows.get((names[-1], "greedy"), {}).get("solve_rate")) is not None:
-        text += f", {in_percent(greedy)} % greedy"
+    if greedy := find_row(summary, names[-1], "greedy"):
+        text += f", {in_percent(greedy['solve_rate'])} % greedy"
     if len(names) == 1:  # of any run or folder
         text += f", by {names[0]}"
     stale = find_stale(summary, stored)

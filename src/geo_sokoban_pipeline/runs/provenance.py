@@ -139,16 +139,13 @@ def _program() -> list[str]:
     return name.split() if name.startswith("python -m ") else [name]
 
 
-def suggest_command(
-    pipeline: str | None, run_id: str = "default", *options: str, env: str | None = None, params: Sequence[str] = ()
-) -> str:
+def suggest_command(pipeline: str | None, run_id: str = "default", *options: str, env: str | None = None) -> str:
     """A command on a run that can be pasted into a shell: with configuration, environment and data root of this one.
 
     Args:
         pipeline: None: the options name it, in a file of `--config`.
         options: further words.
         env: configuration environment; None: that of this process, if it names one.
-        params: further ones, such as `seed=2`.
     """
     is_own = _program() == [_OWN] and sys.argv[1:2] != ["browse"]  # which runs no pipeline
     words = [_OWN] if is_own else ["kedro", "run"]
@@ -157,8 +154,8 @@ def suggest_command(
         words.append(f"--conf-source={source}")
     if env := env or _given("--env", "-e") or os.environ.get("KEDRO_ENV"):
         words.append(f"--env={env}")
-    if given := [*([] if run_id == "default" else [f"run_id={run_id}"]), *params]:
-        words += ["--params", ",".join(given)]
+    if run_id != "default":
+        words += ["--params", f"run_id={run_id}"]
     return on_data_root(shlex.join(words))
 
 
