@@ -75,6 +75,11 @@ class Project:
         return {"data_sokoban": data, **{name: data + run for name, run in runs.items()}}
 
 
+def row(policy: str, mode: str, rate: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    """A row of an evaluation summary."""
+    return {"policy": policy, "mode": mode, "solve_rate": rate, "low": low, "high": high}
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.delenv("GEO_SOKOBAN_DATA_ROOT", raising=False)

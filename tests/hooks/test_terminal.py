@@ -16,11 +16,7 @@ from geo_sokoban_pipeline.hooks.tracked import store_uri
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.folders import JOURNAL, RunFolders
 from geo_sokoban_pipeline.runs.storage import write_json
-
-
-def row(policy, mode, rate, low=None, high=None):
-    return {"policy": policy, "mode": mode, "solve_rate": rate, "low": low, "high": high}
-
+from hooks.conftest import row
 
 FIRST = [row("warm_start", "sampled", 0.409, 0.37, 0.45), row("warm_start", "greedy", 0.35)]
 LAST = [row("final", "sampled", 0.723, 0.688, 0.757), row("final", "greedy", 0.733)]

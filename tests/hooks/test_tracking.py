@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.lock import RunLock
 from geo_sokoban_pipeline.runs.storage import write_json
+from hooks.conftest import row
 
 
 def test_flatten():
@@ -41,13 +42,10 @@ def test_artifacts_are_reports_and_the_newest_trajectories(tmp_path):
     assert artifacts_of(folders, sample=True)[1:] == [(folders.outputs / names[1], "trajectories/iter=00010")]
 
 
-def test_switched_off_it_leaves_no_trace(project):
-    project.run("train_sokoban")
-    assert not (project.folder("06_models") / NOTE).exists()
-    assert not (project.path / "data" / "mlflow.db").exists()
-
-
 def test_story_of_one_run(project):
+    project.run("train_sokoban", params={"run_id": "untracked"})
+    assert not (project.folder("06_models", run_id="untracked") / NOTE).exists()
+    assert not (project.path / "data" / "mlflow.db").exists()
     on = {"tracking": {"enabled": True}}
     project.fail_at = 1
     with pytest.raises(RuntimeError, match="out of luck"):
@@ -105,10 +103,6 @@ def test_rows_become_points():
         ("rollout/zero_std/count", 5.0, 0),
     ]
     assert points_of({"iteration": 3, "eval/validation/x": 0.5}) == [("eval/validation/x", 0.5, 4)]
-
-
-def row(policy, mode, rate, low=None, high=None):
-    return {"policy": policy, "mode": mode, "solve_rate": rate, "low": low, "high": high}
 
 
 SUMMARY = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from geo_sokoban_pipeline.preflight.checks import PreflightError
-from geo_sokoban_pipeline.runs.lock import RunLock
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training import grpo_loop
 
@@ -74,28 +73,6 @@ def test_updates_that_diverge_are_a_row_not_a_traceback(project, monkeypatch):
         project.run("check_sokoban", params={"train_sokoban": each})
 
 
-def test_a_policy_of_the_hub_that_is_not_here_yet(project, monkeypatch):
-    """Its configuration is in a cache; nobody answers at the hub."""
-    import huggingface_hub.constants
-
-    from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
-    from task_options import TinyPolicyOptions
-
-    cache = project.root / "cache"
-    repository = cache / "models--someone--tiny"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("abc")
-    build_config(TinyPolicyOptions(), build_tokenizer(384, "sokoban")).save_pretrained(repository / "snapshots" / "abc")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    result = project.command(CHECK, "--params=train_sokoban.policy.source=hub,train_sokoban.policy.path=someone/tiny")
-    assert result.exit_code == 0, result.output
-    _, checks = table_of(project)
-    assert checks["model", "files"]["state"] == "warning"
-    assert "weights are not here yet" in checks["timed", "iteration"]["found"]
-
-
 def test_without_the_timed_part_and_on_a_stored_run(clone):
     clone.run("check_sokoban", params={"check_sokoban": {"timed": False}})
     table, checks = table_of(clone)
@@ -103,9 +80,3 @@ def test_without_the_timed_part_and_on_a_stored_run(clone):
     assert checks["timed", "iteration"]["state"] == "skipped"
     assert checks["data", "stored prompts"]["state"] == "ok"
     assert checks["run", "train_sokoban/default"]["found"].startswith("finished after 3 iterations")
-    lock = RunLock(clone.folder("06_models"))
-    with pytest.raises(PreflightError, match="in use by process"):
-        clone.run("check_sokoban", params={"check_sokoban": {"timed": False}})
-    lock.close()
-    with pytest.raises(PreflightError, match="grpo.advantage_args.gamma: stored .*, now 0.5"):
-        clone.run("check_sokoban", params={"train_sokoban": {"grpo": {"advantage_args": {"gamma": 0.5}}}})

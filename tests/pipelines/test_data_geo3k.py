@@ -12,7 +12,7 @@ import yaml
 from kedro.io import DatasetError
 from PIL import Image
 
-from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
 from geo_sokoban_pipeline.envs.geo3k.figures.generation import ProblemsExhaustedError
 from geo_sokoban_pipeline.envs.images import read_data_uri
@@ -161,20 +161,6 @@ def test_files_without_one_problem(tmp_path, rows, message):
     path = write_uris(tmp_path / "rows.parquet", rows)
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "data", from_files(path))
-
-
-@pytest.mark.parametrize(
-    ("parameters", "error", "message"),
-    [
-        ({"colour": 1}, ParameterError, "geo3k.colour=1: unknown name"),
-        (from_files("nowhere.parquet"), FileNotFoundError, "nowhere.parquet"),
-        (from_files("rows.csv"), FileNotFoundError, "rows.csv"),
-    ],
-)
-def test_errors_come_before_any_file(tmp_path, parameters, error, message):
-    with pytest.raises(error, match=message):
-        run(tmp_path, parameters)
-    assert not list(tmp_path.iterdir())
 
 
 def test_empty_and_torn_files_are_named(tmp_path):

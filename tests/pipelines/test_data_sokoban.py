@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
@@ -107,20 +106,6 @@ def test_one_layout_is_reported(tmp_path, caplog):
     assert (report["overlaps"]["layouts"], report["overlaps"]["levels"]) == (1, 0)
     assert set(catalog.load("sokoban.prompts")["split_rule"]) == {"level"}
     assert "splits share layouts" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("parameters", "error", "message"),
-    [
-        ({"colour": 1}, ParameterError, "sokoban.colour=1: unknown name"),
-        ({"counts": {"eval": "many"}}, ParameterError, 'sokoban.counts.eval="many"'),
-        (file_parameters("nowhere.parquet"), FileNotFoundError, "nowhere.parquet"),
-    ],
-)
-def test_errors_come_before_any_file(tmp_path, parameters, error, message):
-    with pytest.raises(error, match=message):
-        run(tmp_path, parameters)
-    assert not list(tmp_path.iterdir())
 
 
 # The hub, played by a local folder of the same layout

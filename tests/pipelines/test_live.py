@@ -16,17 +16,28 @@ from runs import Project, assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 GOES_ON = "The training goes on: 1 of 3 iterations is stored."
-# Runs of the tests have a page at the end alone.
-WITH_PAGES = ("--pipelines=train_sokoban", "--params=train_sokoban.loop.report_share=0.01")
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
+def store(tmp_path_factory):
+    """Address of the MLflow store, which is of no data root."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def words(store):
+    """The command: other runs of the tests have a page at the end alone, and are not tracked."""
+    params = f"train_sokoban.loop.report_share=0.01,tracking.enabled=true,tracking.uri={store}"
+    return "--pipelines=train_sokoban", f"--params={params}"
+
+
+@pytest.fixture(scope="module")
+def killed(words, tmp_path_factory):
     """A run that was killed in its second iteration, before the checkpoint: its episodes are stored, not committed."""
     root = tmp_path_factory.mktemp("killed")
     # A rewind comes first, and an iteration saves twice: with its episodes, where no row of metrics is due, and again.
     kill = kill_at("after_save:train_sokoban.metrics", 5)
-    finish(kedro_command(*WITH_PAGES, data_root=root, **kill), expected=-9)
+    finish(kedro_command(*words, data_root=root, **kill), expected=-9)
     return root
 
 
@@ -49,10 +60,18 @@ def test_the_page_is_there_from_the_first_iteration(killed):
     assert [path.name for path in page.parent.iterdir()] == ["report.html"]
 
 
-def test_a_killed_run_with_pages_continues_bit_for_bit(killed, finished_run, tmp_path):
-    """Its processes have other hash seeds than that of the finished run, which has one page, at its end."""
+def test_a_killed_run_with_pages_continues_bit_for_bit(killed, words, store, finished_run, tmp_path):
+    """Its processes have other hash seeds than that of the finished run, which has one page, at its end. MLflow has one
+    run of both commands, and each iteration once.
+    """
+    from mlflow.tracking import MlflowClient
+
     root = copy_of(killed, tmp_path / "data")
-    Project(root).succeed(*WITH_PAGES)
+    Project(root).succeed(*words)
+    client = MlflowClient(tracking_uri=store)
+    (logged,) = client.search_runs([found.experiment_id for found in client.search_experiments()])
+    points = client.get_metric_history(logged.info.run_id, "rollout/raw_reward")
+    assert (logged.info.status, [point.step for point in points]) == ("FINISHED", [0, 1, 2])
     assert_same_run(read_run(finished_run.root), read_run(root))
     for name in ("01_raw/sokoban/*/raw_levels.parquet", "05_model_input/sokoban/*/prompts.parquet"):
         (one,), (other,) = root.glob(name), finished_run.root.glob(name)

@@ -150,11 +150,6 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
         says([check_paths(long)], "failure")
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")])
-def test_size(count: float, text: str) -> None:
-    assert size(count) == text
-
-
 def rank_of(options: Any, model: ModelShape, on_gpu: bool = False, **counts: int) -> RankPlan:
     """The plan of a rank, for episodes of 328 tokens."""
     caches = plan_caches(options, model, SHAPE, 328, **{"validation": 0, "evaluation": 0, **counts})

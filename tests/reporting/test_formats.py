@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.formats import (
     percent,
     percent_range,
     signed,
+    size,
     type_name,
 )
 
@@ -43,6 +44,10 @@ from geo_sokoban_pipeline.formats import (
         (duration(250.0), "4 min 10 s"),
         (duration(3900), "1 h 5 min"),
         (duration(None), "–"),
+        (size(0), "0 B"),
+        (size(999), "999 B"),
+        (size(1500), "1.5 kB"),
+        (size(2.5e9), "2.5 GB"),
         (joined(["a"]), "a"),
         (joined(["a", "b", "c"]), "a, b and c"),
         (joined([]), ""),
