@@ -65,7 +65,11 @@ def inspect(make_subject: Any) -> Callable[..., Findings]:
             [("own code", "arguments")],
             [("own code", "one episode")],
         ),
-        ({"sokoban": {"min_solution": 60, "max_solution": 70}}, [("data", "counts")], [("own code", "one episode")]),
+        (
+            {"sokoban": {"height": 5, "width": 5, "min_solution": 60, "max_solution": 70}},
+            [("data", "counts")],
+            [("own code", "one episode")],
+        ),
         (
             {"train_sokoban": {"policy": GONE}},
             [("model", "policy")],
