@@ -46,8 +46,8 @@ class GeometryRun(Project):
 
     task: str
 
-    def _session(self, params: dict[str, Any]) -> AbstractContextManager[KedroSession]:
-        return super()._session(merge({f"train_{self.task}": {"warm_start": LEARNT}}, params))
+    def session(self, params: dict[str, Any]) -> AbstractContextManager[KedroSession]:
+        return super().session(merge({f"train_{self.task}": {"warm_start": LEARNT}}, params))
 
 
 @pytest.fixture(scope="session")
