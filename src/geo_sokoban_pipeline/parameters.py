@@ -16,6 +16,7 @@ from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
     EvaluatePipelineOptions,
     ExportPipelineOptions,
+    ForkPipelineOptions,
     RegradePipelineOptions,
     ReportPipelineOptions,
     RolloutPipelineOptions,
@@ -37,6 +38,7 @@ ON_RUNS: dict[str, tuple[type[StrictModel], str]] = {
     "report": (ReportPipelineOptions, "The report of a run, also while it goes on."),
     "browse": (BrowsePipelineOptions, "The site of stored episodes."),
     "score": (ScorePipelineOptions, "Scores of the tokens of stored episodes."),
+    "fork": (ForkPipelineOptions, "The worth of turns of stored episodes, by continuing from the states around them."),
     "control": (study.ControlOptions, "More SFT instead of GRPO, to compare with."),
 }
 

@@ -235,6 +235,6 @@ def test_aborted_groups_come_first_and_new_prompts_fill_up(train_options: TrainO
     before, now = calls
     assert [request.prompt for request in now[:4]] == [request.prompt for request in before[8:]]
     assert [request.seed for request in now[:4]] == [request.seed for request in before[8:]]
-    assert [request.past is not None for request in now] == [True] * 4 + [False] * 8
+    assert [bool(request.past) for request in now] == [True] * 4 + [False] * 8
     assert len({request.seed for request in before + now}) == 20
     assert collector.partial.groups == []

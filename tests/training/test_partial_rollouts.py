@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.rollout.engines.base import Result, join_results
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, responses_of
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from geo_sokoban_pipeline.training.collecting import PartialRollouts, past_of
+from geo_sokoban_pipeline.training.collecting import PartialRollouts
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, make_settings
 
 SETTINGS = {"max_turns": 1, "max_tokens_per_turn": 9}
 
 
-def play(engine, pasts=(None, None), enough=None):
+def play(engine, pasts=((), ()), enough=None):
     tasks = [
         EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n, 0, 10 + n, past) for n, past in enumerate(pasts)
     ]
@@ -29,12 +29,12 @@ def test_an_aborted_response_is_gone_on_with():
     partial.keep(first, {0: 40, 1: 41})
     (group,) = partial.take(5)
     assert (group.prompt, group.seeds, partial.groups) == (40, [10], [])
-    (past,) = group.pasts
-    assert past is not None and "".join(map(chr, past.token_ids)) == "abc"
+    ((past,),) = group.pasts
+    assert "".join(map(chr, past.token_ids)) == "abc"
 
     later = ScriptedEngine({0: [("DEF", "stop")]})
     later.versions = lambda answered: 5
-    (episode,) = play(later, [past])
+    (episode,) = play(later, [(past,)])
     assert "".join(map(chr, episode.token_ids)) == PROMPT + "abcDEF"
     assert (episode.status, episode.reward, episode.turns[-1].text) == ("completed", 1.0, "abcDEF")
     start = episode.prompt_length
@@ -46,16 +46,20 @@ def test_an_aborted_response_is_gone_on_with():
 def test_a_whole_response_of_a_broken_group_is_not_asked_for_again():
     done = Result(-1, np.array([97, 98], np.int32), np.full(2, -0.5, np.float32), "stop", 3)
     engine = ScriptedEngine({})
-    (episode,) = play(engine, [done])
+    (episode,) = play(engine, [(done,)])
     assert (engine.requests, episode.status, episode.turns[-1].text) == ([], "completed", "ab")
 
 
 def test_nothing_sampled_is_no_past():
     engine = ScriptedEngine({0: [("a", "stop")], 1: [("xyz", "stop")]})
     aborted, whole = play(engine, enough=lambda over: True)
-    assert aborted.status == "aborted" and past_of(aborted) is None
-    kept = past_of(whole)
-    assert kept is not None and kept.finish_reason == "stop"
+    assert aborted.status == "aborted"
+    assert [(len(part.token_ids), part.finish_reason) for part in responses_of(aborted)] == [(0, "abort")]
+    (kept,) = responses_of(whole)
+    assert kept.finish_reason == "stop"
+    again = ScriptedEngine({0: [("new", "stop")]})
+    (episode,) = play(again, [responses_of(aborted)])
+    assert (episode.status, episode.turns[-1].text, again.requests[0].sampled) == ("completed", "new", 0)
 
 
 @pytest.mark.parametrize("spans", [(), ((4, 0, 1), (5, 1, 2))])

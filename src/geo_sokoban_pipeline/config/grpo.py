@@ -665,7 +665,7 @@ def check_range(options: Any) -> Any:
         ValueError: the last one is before the first one.
     """
     first, last = options.first_iteration, options.last_iteration
-    if last is not None and last < first:
+    if None not in (first, last) and last < first:
         raise ValueError(f"last_iteration={last} is before first_iteration={first}: no iteration is left.")
     return options
 
@@ -741,15 +741,21 @@ class ExportPipelineOptions(StrictModel):
     _check = model_validator(mode="after")(check_range)
 
 
-class ScorePipelineOptions(StrictModel):
-    """Which stored episodes a pipeline score_* scores, and what it computes of each sampled token."""
+class EpisodeChoice(StrictModel):
+    """Some stored episodes of a run.
 
-    source: SourceOptions = Field(description="Whose episodes are scored, and under which policy.")
+    Attributes:
+        source: the run.
+    """
+
+    source: SourceOptions
     split: Literal["train", "validation", "evaluation"] = Field(
         "train", description="Episodes of training, of the validations, or of the evaluation; with `ids` of all three."
     )
     ids: tuple[str, ...] = Field((), description="Trajectory ids. Empty: all that fulfil the other conditions.")
-    first_iteration: int = Field(0, ge=0, le=LAST_ITERATION, description="First iteration.")
+    first_iteration: int | None = Field(
+        0, ge=0, le=LAST_ITERATION, description="First iteration. None: the last one alone."
+    )
     last_iteration: int | None = Field(None, ge=0, le=LAST_ITERATION, description="Last iteration. None: the newest.")
     filter: tuple[tuple[str, Comparison, Any], ...] = Field(
         (),
@@ -760,6 +766,14 @@ class ScorePipelineOptions(StrictModel):
     limit: Count | None = Field(
         256, description="Episodes at most, evenly spread over those that fulfil the conditions. None: all of them."
     )
+
+    _check_range = model_validator(mode="after")(check_range)
+
+
+class ScorePipelineOptions(EpisodeChoice):
+    """Which stored episodes a pipeline score_* scores, and what it computes of each sampled token."""
+
+    source: SourceOptions = Field(description="Whose episodes are scored, and under which policy.")
     top_k: int = Field(5, ge=0, le=1000, description="Likeliest tokens that are stored at each position.")
     image_reliance: bool = Field(True, description="Score every episode once more with blank images.")
     occlusion: CountOrZero = Field(
@@ -768,7 +782,31 @@ class ScorePipelineOptions(StrictModel):
         "itself. Each part takes a pass of its own.",
     )
 
-    _check = model_validator(mode="after")(check_range)
+
+class ForkPipelineOptions(EpisodeChoice):
+    """Turns of stored episodes whose worth a pipeline fork_* measures, by continuing from the states around them."""
+
+    source: SourceOptions = Field(description="Whose episodes are forked.")
+    first_iteration: int | None = Field(
+        None, ge=0, le=LAST_ITERATION, description="First iteration. None: the last one alone."
+    )
+    turns: Count | None = Field(None, description="Turns of each episode at most, evenly spread. None: all of them.")
+    player: str = Field(
+        "sampler",
+        description="Who continues: `sampler`, the stored policy that sampled the turn; `checkpoint`, that of "
+        "source.checkpoint; or a baseline of the evaluation by its name, such as `random_legal`.",
+    )
+    continuations: Count = Field(64, description="Continuations of a state whose first ones end with other rewards.")
+    first_continuations: Count = Field(8, description="Continuations of every state.")
+
+    @model_validator(mode="after")
+    def _check(self) -> ForkPipelineOptions:
+        if self.first_continuations > self.continuations:
+            raise ValueError(
+                f"first_continuations={self.first_continuations} with continuations={self.continuations}: the first "
+                "ones are a part of them."
+            )
+        return self
 
 
 class ReportPipelineOptions(StrictModel):

@@ -35,6 +35,7 @@ _PARTS: Mapping[str, Callable[[RunStore, SourceOptions], Any]] = {
     "policy": RunStore.policy,
     "start": lambda store, source: store.policy(source.model_copy(update={"checkpoint": "start"})),
     "before": RunStore.policy_before,
+    "versions": RunStore.versions,
     "prompts": RunStore.trained_on,
     "trajectories": RunStore.trajectory_files,
     "episodes": RunStore.all_trajectory_files,
@@ -95,9 +96,10 @@ class SourceDataset(ReadOnlyDataset[Callable[[], Any]]):
     Args:
         path: data root.
         part: `policy`; `start`, the policy that GRPO started from; `before`, the policy before the iteration that the
-            source names; `prompts`, the hash of those it was trained on; `trajectories`, number and files of the named
-            iteration; `episodes`, the files of all iterations; `outputs`, the folder of all episodes; `root`, the
-            data root of a run that has some; `progress`, rows of metrics and whether it is complete.
+            source names; `versions`, the folders of all its policies; `prompts`, the hash of those it was trained on;
+            `trajectories`, number and files of the named iteration; `episodes`, the files of all iterations; `outputs`,
+            the folder of all episodes; `root`, the data root of a run that has some; `progress`, rows of metrics and
+            whether it is complete.
         run: the pipeline, such as `evaluate_sokoban`.
         sources: `${sources:}`, the source of every pipeline.
         metadata: ignored here; read by kedro-viz.

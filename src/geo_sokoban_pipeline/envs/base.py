@@ -44,7 +44,8 @@ class InteractionEnv(Protocol):
     (one per step), `final_bonus`, and in the info of `step` a `turn_reward`. Also `prepare(text)`: start slow work
     of `step(text)` in the background, and return its futures, or None. The rollout calls it for all responses of a
     batch before the first `step`. And `finalize(responses, status)`: called once when the episode is over, before
-    `final_metrics`, with all responses, truncated ones included.
+    `final_metrics`, with all responses, truncated ones included. And `reseed(seed)` of an environment that draws random
+    numbers: from the next step on it draws other ones, which follow from the seed; forks of an episode call it.
     """
 
     def reset(self) -> tuple[Observation | None, Info]:
@@ -338,6 +339,14 @@ class Task(Protocol):
         if values := list(rewards):
             values[-1] += parts.get("final_bonus", 0.0)
         return values
+
+    def steps_to_goal(self, env: Any) -> int | None:
+        """Fewest further actions with which the present state of an environment reaches the goal.
+
+        Returns:
+            −1 where none do; None where it is not known.
+        """
+        return None
 
     # Index of stored episodes.
 

@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions
@@ -36,6 +38,7 @@ from geo_sokoban_pipeline.evaluation.audit_checks import (
     check_image_grids,
     check_response_ends,
     check_splits,
+    check_turn_values,
     check_untrained,
     count_silent,
     describe_silent,
@@ -50,12 +53,9 @@ from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest
 from geo_sokoban_pipeline.tasks import task_of, task_or_plain
 from geo_sokoban_pipeline.trajectories.index import SPLITS, find_edits, read_index, spread, trajectory_files
 from geo_sokoban_pipeline.trajectories.parquet import TornFileError, read_trajectories
-from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.schema import TURN_VALUES, validate_trajectories
 from geo_sokoban_pipeline.trajectories.thinning import Thinning, read_thinning
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, table_to_trajectories
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 SHOWN = 3  # findings of a check in the table; the stored audit has all
@@ -153,7 +153,7 @@ def audit_entries(
         limit: of each entry, so many episodes at most are compared one by one, evenly spread over its iterations; the
             iterations that they are from are read. None: all.
     """
-    replayer, reason = _build_replayer(policy, rules)
+    replayer, reason = build_replayer(policy, rules)
     reasons = [reason or ("its prompts are no longer stored" if entry.prompts is None else None) for entry in entries]
     audits = [
         _EntryAudit(entry, policy, rules, None if why else replayer, limit)
@@ -163,7 +163,7 @@ def audit_entries(
         return [check for audit, why in zip(audits, reasons, strict=True) for check in audit.run(why, progress)]
 
 
-def _build_replayer(policy: Policy, rules: RunRules) -> tuple[Replayer | None, str | None]:
+def build_replayer(policy: Policy, rules: RunRules) -> tuple[Replayer | None, str | None]:
     """The replayer of a run, or why its episodes cannot be replayed."""
     if rules.rollout.function != RolloutOptions.model_fields["function"].default:
         return None, f"rollout.function={rules.rollout.function} is own code"
@@ -426,6 +426,39 @@ def audit_edits(outputs: Path, *, contract: bool) -> list[AuditCheck]:
         if contract:
             checks.append(AuditCheck("contract", name, len(files), tuple(broken)))
     return checks
+
+
+def audit_forks(files: Sequence[Path], outputs: Path) -> list[AuditCheck]:
+    """Check the values of turns that were measured of a run; a table of another run has no rows here.
+
+    Args:
+        files: of `turn_values` of all runs.
+        outputs: folder of the run's outputs.
+    """
+    tables: dict[Path, list[dict[str, Any]]] = defaultdict(list)
+    broken: dict[Path, Found] = defaultdict(list)
+    for path in files:
+        try:
+            rows = pq.read_table(path, partitioning=None).cast(TURN_VALUES).to_pylist()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            broken[path.parents[1]].append((None, f"{path.parent.name}/{path.stem}: {error}"))
+            continue
+        own = [row for row in rows if (row["run"], row["run_id"]) == (outputs.parent.name, outputs.name)]
+        tables[path.parents[1]] += own
+    if not any(tables.values()) and not broken:
+        return []
+    index = read_index(outputs, task_or_plain).select(["trajectory_id", "reward"]).to_pylist()
+    rewards = {row["trajectory_id"]: row["reward"] for row in index}
+    return [
+        build_check(
+            "turn values",
+            f"{folder.parents[1].name}/{folder.parent.name}",
+            len(tables[folder]),
+            broken[folder] + check_turn_values(tables[folder], rewards),
+        )
+        for folder in dict.fromkeys([*tables, *broken])
+        if tables[folder] or broken[folder]
+    ]
 
 
 def warn_of_findings(checks: Sequence[AuditCheck]) -> None:

@@ -229,3 +229,45 @@ def _content(row: Mapping[str, Any]) -> str | None:
     if (images := row.get("images")) is None or not len(images):
         return None
     return content_hash(str(row.get("prompt")), *(str(image) for image in images))
+
+
+def check_turn_values(rows: Sequence[Mapping[str, Any]], rewards: Mapping[str, float | None]) -> Found:
+    """Values of turns agree with each other, and with the episodes that they are about.
+
+    Args:
+        rows: of `TURN_VALUES`, of one table.
+        rewards: of the run's stored episodes, by trajectory id.
+    """
+    found: Found = []
+    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # of each state of a group, its first row's value
+    for place, row in enumerate(rows):
+        name, where = row["trajectory_id"], f"turn {row['turn']}"
+        if name not in rewards:
+            found.append((name, f"{where}: the run has no such episode"))
+            continue
+        if row["value"] is None:
+            continue
+        if not row["low"] <= row["value"] <= row["high"]:
+            found.append((name, f"{where}: value {row['value']} outside of {row['low']} to {row['high']}"))
+        of_state = (row["continuations"], row["value"], row["success"])
+        state = (row["iteration"], row["group_index"], row["policy_version"], row["history"])
+        if known.setdefault(state, of_state) != of_state:
+            found.append((name, f"{where}: another value than that of an equal history"))
+        after = row["value_after"]
+        if after is None:
+            continue
+        if row["advantage"] != after - row["value"]:
+            found.append((name, f"{where}: advantage {row['advantage']}, values {row['value']} and {after}"))
+        following = rows[place + 1] if place + 1 < len(rows) else None
+        if row["continuations_after"] == 0:
+            if after != rewards[name]:
+                found.append((name, f"{where}: the episode ends with {after}, its reward is {rewards[name]}"))
+        elif (
+            following is not None
+            and not row["is_reseeded"]
+            and (following["trajectory_id"], following["policy_version"]) == (name, row["policy_version"])
+            and following["turns_left"] == row["turns_left"] - 1
+            and following["value"] != after
+        ):
+            found.append((name, f"{where}: value {after} after it, {following['value']} before the next turn"))
+    return found

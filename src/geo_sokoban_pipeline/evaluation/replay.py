@@ -3,6 +3,8 @@
 The environment steps with the same responses and the reward grades them, so ids, mask, turns, images, metrics and
 rewards must come out again, value for value. No model is needed: the responses are those of the file.
 
+The states between the responses come out on the way; `forks.py` samples on from them.
+
 Regrading replays episodes under another reward and other advantages. Tokens, mask and images must come out as stored:
 options that change what the policy saw are refused, since it would have answered otherwise. Log-probs, seeds and
 timings stay those of the rollout.
@@ -27,8 +29,13 @@ from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Result
-from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import (
+    Episode,
+    EpisodeRequest,
+    RolloutSettings,
+    close_environment,
+    responses_of,
+)
 from geo_sokoban_pipeline.trajectories.arrow import to_json
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
@@ -89,19 +96,49 @@ class Replayer:
         for stored in episodes:
             if stored.status == "failed":
                 continue
-            if (known := rows.get(stored.task_id)) is None:
+            if (row := self._row_of(stored, rows)) is None:
                 found[stored.trajectory_id] = f"task_id {stored.task_id!r} is no prompt of this split"
             else:
-                # A problem may occur with several answers.
-                row = next((row for row in known if self.task.label_of(row) == stored.label), known[0])
-                replayed.append(self._replay(stored, dict(row)))
+                episode = self._begin(stored, row)
+                for response in responses_of(stored):
+                    if episode.is_pending:
+                        episode.advance(response)
+                replayed.append(episode)
         # All rewards start before the first one is waited for, as in the rollout.
         for episode in replayed:
             episode.finalize(self._reward)
         finished = [episode.finish(_ENGINE, 0.0) for episode in replayed]
         return {**found, **{episode.trajectory_id: episode for episode in finished}}
 
-    def _replay(self, stored: Trajectory, row: dict[str, Any]) -> Episode:
+    def states(self, stored: Trajectory, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> ReplayedStates:
+        """The states between the responses of an episode, as far as they come out as stored."""
+        if (row := self._row_of(stored, rows)) is None:
+            return ReplayedStates({}, [], False, f"task_id {stored.task_id!r} is no prompt of this split")
+        episode, steps, problem = self._begin(stored, row), list[int | None](), None
+        turns = [number for number, turn in enumerate(stored.turns) if turn.role == "assistant"]
+        for number, response in zip(turns, responses_of(stored), strict=True):
+            if (problem := _departure(stored, number, episode)) is not None:
+                break
+            steps.append(self.task.steps_to_goal(episode.env))
+            episode.advance(response)
+        else:
+            if episode.status == stored.status:
+                steps.append(None)  # the end
+            else:
+                problem = f"the replay is {episode.status} after the last response, the episode {stored.status}"
+        close_environment(episode.env, stored.trajectory_id, episode.env_calls)
+        return ReplayedStates(row, steps, hasattr(episode.env, "reseed"), problem)
+
+    def _row_of(self, stored: Trajectory, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
+        """Prompt of an episode; a problem may occur with several answers."""
+        known = rows.get(stored.task_id, ())
+        return (
+            next((dict(row) for row in known if self.task.label_of(row) == stored.label), dict(known[0]))
+            if known
+            else None
+        )
+
+    def _begin(self, stored: Trajectory, row: dict[str, Any]) -> Episode:
         request = EpisodeRequest(stored.trajectory_id, row, stored.group_index, stored.sample_index, stored.seed)
         settings = RolloutSettings(
             self.env,
@@ -114,12 +151,24 @@ class Replayer:
         )
         episode = Episode(0, request, self.policy, settings)
         episode.start(self._build_env)
-        responses = [turn for turn in stored.turns if turn.role == "assistant"]
-        for number, turn in enumerate(responses):
-            if not episode.is_pending:
-                break
-            episode.advance(_result(stored, turn, is_last=number == len(responses) - 1))
         return episode
+
+
+@dataclass(frozen=True)
+class ReplayedStates:
+    """The states of a stored episode before each of its responses, and at its end.
+
+    Attributes:
+        row: its prompt.
+        steps: of each state that comes out as stored, in order: `Task.steps_to_goal`; None for the end.
+        is_random: whether the environment draws random numbers, which `reseed` changes.
+        problem: why the following states do not come out; None: all do.
+    """
+
+    row: dict[str, Any]
+    steps: list[int | None]
+    is_random: bool
+    problem: str | None
 
 
 def prompts_by_key(rows: Sequence[Mapping[str, Any]], task: Task) -> dict[str, list[Mapping[str, Any]]]:
@@ -130,23 +179,17 @@ def prompts_by_key(rows: Sequence[Mapping[str, Any]], task: Task) -> dict[str, l
     return dict(found)
 
 
-def _result(stored: Trajectory, turn: Turn, *, is_last: bool) -> Result:
-    """A stored response as the engine gave it; only the last one may have been cut off."""
-    start, end = turn.token_start, turn.token_end
-    spans = tuple(
-        (version, max(first, start) - start, min(last, end) - start)
-        for version, first, last in stored.weight_spans
-        if first < end and last > start
-    )
-    known: dict[str | None, FinishReason] = {"length": "length", "abort": "abort"}
-    return Result(
-        id=0,
-        token_ids=stored.token_ids[start:end],
-        log_probs=stored.rollout_log_probs[start:end],
-        finish_reason=known.get(stored.finish_reason, "stop") if is_last else "stop",
-        weight_version=spans[0][0] if spans else stored.policy_version,
-        weight_spans=spans,
-    )
+def _departure(stored: Trajectory, number: int, replayed: Episode) -> str | None:
+    """What a policy would see before a turn in place of what is stored; None: the same."""
+    if not replayed.is_pending:
+        return f"the replay is {replayed.status} before turn {number}" + (
+            f": {replayed.error}" if replayed.error else ""
+        )
+    request, end = replayed.next_request(), stored.turns[number].token_start
+    if (problem := _first_difference(stored.token_ids[:end], request.token_ids)) is not None:
+        return f"token_ids, {problem}"
+    seen = sum(len(turn.image_indices) for turn in stored.turns[:number])
+    return next(_compare_images(stored.images[:seen], [image.png for image in request.images]), None)
 
 
 def _compare(stored: Trajectory, replayed: Trajectory) -> Iterator[str]:

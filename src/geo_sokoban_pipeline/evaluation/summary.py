@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import product
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -256,7 +257,8 @@ def evaluate_baseline(
     errors: list[str] = []
     for row in prompts:
         try:
-            finished = _run_episode(agent, row, build_env, reward, options, seed)
+            generator = python_generator(seed, "baseline", agent.name, str(row["id"]))
+            finished = play_agent(agent, row, build_env, reward, options, generator)
         except Exception as error:  # an own environment or reward may raise anything; the other episodes count
             errors.append(explain(error))
             finished = FinishedEpisode(row, {}, None)
@@ -268,10 +270,27 @@ def evaluate_baseline(
     return records
 
 
-def _run_episode(
-    chosen: ExpertOptions, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int
+def play_agent(
+    chosen: ExpertOptions,
+    row: dict[str, Any],
+    build_env: Any,
+    reward: Any,
+    options: TrainOptions,
+    generator: Random,
+    past: Sequence[str] = (),
+    reseed: tuple[int | None, int] = (None, 0),
 ) -> FinishedEpisode:
-    generator = python_generator(seed, "baseline", chosen.name, str(row["id"]))
+    """Run an agent on a prompt, with the turn limit of a policy.
+
+    Args:
+        build_env, reward: as the options name them.
+        generator: of the agent's random choices.
+        past: responses with which the episode begins.
+        reseed: `reseed_at` and `seed` of an `EpisodeRequest`.
+
+    Raises:
+        Exception: whatever an environment or reward of one's own raises.
+    """
     agent = make_expert(chosen, row)
     env = build_env(row, options.env.args)
     try:
@@ -280,13 +299,16 @@ def _run_episode(
         responses: list[str] = []
         done = False
         while not done and len(infos) < options.rollout.max_turns:
-            if (text := agent.respond(env, generator)) is None:
+            text = past[len(infos)] if len(infos) < len(past) else agent.respond(env, generator)
+            if text is None:
                 break
             responses.append(text)
+            if reseed[0] == len(infos) and hasattr(env, "reseed"):
+                env.reseed(reseed[1])
             _, done, info = check_step(env.step(text), options.env.factory)
             infos.append(info)
         result = finalize_environment(env, EpisodeResult(row, "completed", responses, "", infos))
         ret = check_reward(begin_reward(reward, result, options.reward.args)(), options.reward.function)["reward"]
         return FinishedEpisode(row=row, metrics=result.metrics, ret=ret, responses=responses)
     finally:
-        close_environment(env, f"the baseline {chosen.name} on {row['id']}")
+        close_environment(env, f"the agent {chosen.name} on {row['id']}")

@@ -200,7 +200,7 @@ def _way_back(stored: DataIdentity, current: DataIdentity) -> str:
 
 def _uses_run(run: str, source: SourceOptions) -> bool:
     """Whether a pipeline reads the run that its source names, and not only a policy from elsewhere."""
-    return run.partition("_")[0] in (*_READ, "score") or RunStore.is_own(source)
+    return run.partition("_")[0] in (*_READ, "score", "fork") or RunStore.is_own(source)
 
 
 def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, request: CommandRequest, root: Path) -> None:

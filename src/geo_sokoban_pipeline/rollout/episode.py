@@ -5,7 +5,7 @@ Its tokens grow in one place, the `TokenLedger`: every append adds to ids, mask 
 sees the tokens that the policy saw.
 
 In order: `EpisodeRequest` is the input, `Episode` the running episode, `EpisodeResult` the input of reward functions;
-the result is a `Trajectory`.
+the result is a `Trajectory`, whose `responses_of` may be the `past` of another request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.policies.patches import EncodedImage, decode_image
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
-from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
+from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result, RolloutEngine, join_results
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.tasks import difficulty_text, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
@@ -65,8 +65,10 @@ class EpisodeRequest:
         group_index: GRPO group within the iteration.
         sample_index: number within the group.
         seed: seed of the episode's sampling.
-        past: tokens that an aborted attempt has sampled of its only response; the episode continues after them.
-            None: no earlier attempt.
+        past: responses with which the episode begins, as an engine gave them. They are carried out as they are; after
+            the last one, if it was aborted, its sampling continues.
+        reseed_at: number of the response, from 0, before whose step the environment draws its randomness anew
+            (`InteractionEnv.reseed`), by the seed above. None: never.
     """
 
     trajectory_id: str
@@ -74,7 +76,8 @@ class EpisodeRequest:
     group_index: int
     sample_index: int
     seed: int
-    past: Result | None = None
+    past: Sequence[Result] = ()
+    reseed_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class Episode:
     - `failed`: the environment or the reward raised; `error` has the message. No reward, no training.
 
     `start` and `advance` lead from `pending` to any state (in `start` the prompt may fill the budget, and
-    `EpisodeRequest.past` may be a whole response). All other states are final, except that an error in `finalize` or
+    `EpisodeRequest.past` may hold whole responses). All other states are final, except that an error in `finalize` or
     `finish` leads to `failed`. `finalize` ends the environment's episode and starts the reward; `finish` waits for the
     reward and returns the trajectory.
     """
@@ -218,9 +221,9 @@ class Episode:
         self._env_seconds += time.perf_counter() - began
         if self.is_pending and self._is_budget_spent():
             self.status = "truncated"
-        past = self.request.past
-        if self.is_pending and past is not None and past.finish_reason != "abort":
-            self._take(past)  # its group was aborted, but this response was complete
+        for past in self.request.past:
+            if self.is_pending and past.finish_reason != "abort":
+                self._take(past)
 
     def _add_prompt(self, row: dict[str, Any]) -> None:
         sources = row.get("images") or []
@@ -238,7 +241,7 @@ class Episode:
         limits = [
             limit for limit in (self._tokens_left(), self._settings.rollout.max_tokens_per_turn) if limit is not None
         ]
-        past = self._past_ids()
+        past = np.empty(0, np.int32) if self._begun is None else self._begun.token_ids
         return Request(
             id=self.id,
             token_ids=np.concatenate([self.ledger.token_ids, past]) if len(past) else self.ledger.token_ids,
@@ -278,6 +281,8 @@ class Episode:
         self._env_seconds += time.perf_counter() - began
 
     def _step(self, text: str, result: Result) -> None:
+        if self.request.reseed_at == len(self._infos) and hasattr(self.env, "reseed"):
+            self.env_calls(self.env.reseed, self.request.seed)
         observation, done, info = check_step(self.env_calls(self.env.step, text), self._settings.env.factory)
         self._infos.append(info)
         turn = self._turns[-1]
@@ -358,13 +363,13 @@ class Episode:
 
     def _with_past(self, result: Result) -> Result:
         """A response, joined to the tokens that an earlier attempt sampled of it."""
-        past = self.request.past
-        return result if past is None or not len(self._past_ids()) else join_results(past, result)
+        return join_results(self._begun, result) if self._begun is not None else result
 
-    def _past_ids(self) -> np.ndarray:
-        """Tokens that an earlier attempt sampled of the next response."""
+    @property
+    def _begun(self) -> Result | None:
+        """The part of the next response that an earlier attempt has sampled; None: there is none."""
         past = self.request.past
-        return past.token_ids if past is not None and not self._responses else np.empty(0, np.int32)
+        return past[-1] if len(past) == len(self._responses) + 1 and len(past[-1].token_ids) else None
 
     def _tokens_left(self) -> int | None:
         """Tokens that may still be added, or None without a limit."""
@@ -474,6 +479,31 @@ class Episode:
             metrics=metrics,
             timings=timings,
         )
+
+
+def responses_of(episode: Trajectory) -> tuple[Result, ...]:
+    """The responses of a stored episode as the engine gave them; only the last one may have been cut off."""
+    turns = [turn for turn in episode.turns if turn.role == "assistant"]
+    cut_off: dict[str | None, FinishReason] = {"length": "length", "abort": "abort"}
+    found = []
+    for number, turn in enumerate(turns, start=1):
+        start, end = turn.token_start, turn.token_end
+        spans = tuple(
+            (version, max(first, start) - start, min(last, end) - start)
+            for version, first, last in episode.weight_spans
+            if first < end and last > start
+        )
+        found.append(
+            Result(
+                id=-1,
+                token_ids=episode.token_ids[start:end],
+                log_probs=episode.rollout_log_probs[start:end],
+                finish_reason=cut_off.get(episode.finish_reason, "stop") if number == len(turns) else "stop",
+                weight_version=spans[0][0] if spans else episode.policy_version,
+                weight_spans=spans,
+            )
+        )
+    return tuple(found)
 
 
 # The end: the input of reward functions, and their start.

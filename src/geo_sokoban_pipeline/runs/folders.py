@@ -31,6 +31,7 @@ from geo_sokoban_pipeline.runs.storage import (
 )
 
 MODELS, OUTPUTS, REPORTS = "06_models", "07_model_output", "08_reporting"  # layers that hold runs, as in the catalog
+TURN_VALUE_FILES = "fork_*/*/turn_values/iter=*/part-*.parquet"  # below the outputs of all runs
 DATA_NOTE = "data.json"  # of a run, and of a task's data: what the tables follow from
 MLFLOW_NOTE, WANDB_NOTE = "mlflow_run.json", "wandb_run.json"  # in the folder of a run's models
 WANDB_SENT = "wandb_sent.jsonl"  # beside them: what W&B has been sent, a line each time
@@ -356,6 +357,16 @@ class RunStore:
                 f"{self._describe(source)}: no folder, and not to be had from the hub ({error.__cause__}). Give "
                 "latest, best, final, start, the number of an iteration, a policy's folder, or its hub id."
             ) from error
+
+    def versions(self, source: SourceOptions) -> dict[int, Path]:
+        """Folders of a run's stored policies, by policy version; 0 is the policy that GRPO starts from.
+
+        Raises:
+            SourceError: the run has no checkpoint.
+        """
+        self._numbered(source.model_copy(update={"checkpoint": "latest"}))
+        models = self._models(source)
+        return {0: models / "policy"} | {number + 1: folder for number, folder in sealed_checkpoints(models).items()}
 
     def policy_before(self, source: SourceOptions) -> PolicyFolder:
         """The policy whose update on the trajectories that `source.iteration` names gave the next one."""

@@ -26,8 +26,8 @@ from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.weights import WeightSource
-from geo_sokoban_pipeline.rollout.engines.base import EngineControl, FinishReason, Result
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.engines.base import EngineControl, Result
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings, responses_of
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.tasks import task_of
@@ -43,12 +43,12 @@ class GroupPlan:
     Attributes:
         prompt: index of its prompt.
         seeds, pasts: of its episodes; a past is the tokens of the only response that were sampled so far, with their
-            policy versions, None without any.
+            policy versions, empty without any.
     """
 
     prompt: int
     seeds: list[int]
-    pasts: list[Result | None]
+    pasts: list[tuple[Result, ...]]
 
 
 @dataclass
@@ -75,31 +75,8 @@ class PartialRollouts:
         aborted = sorted({episode.group_index for episode in trajectories if episode.status == "aborted"})
         for group in aborted:
             episodes = [episode for episode in trajectories if episode.group_index == group]
-            pasts = [past_of(episode) for episode in episodes]
+            pasts = [responses_of(episode) for episode in episodes]
             self.groups.append(GroupPlan(prompts[group], [episode.seed for episode in episodes], pasts))
-
-
-def past_of(episode: Trajectory) -> Result | None:
-    """The tokens that an episode of one turn has sampled so far; None without any."""
-    start = episode.prompt_length
-    count = int(episode.loss_mask.sum())
-    if not count:
-        return None
-    spans = tuple((version, first - start, last - start) for version, first, last in episode.weight_spans)
-    return Result(
-        id=-1,
-        token_ids=episode.token_ids[start : start + count].astype(np.int32),
-        log_probs=episode.rollout_log_probs[start : start + count],
-        finish_reason=_reason(episode),
-        weight_version=episode.policy_version,
-        weight_spans=spans,
-    )
-
-
-def _reason(episode: Trajectory) -> FinishReason:
-    if episode.status == "aborted":
-        return "abort"
-    return "length" if episode.finish_reason == "length" else "stop"
 
 
 @dataclass
@@ -182,7 +159,7 @@ class Collector:
             GroupPlan(
                 index,
                 [derive_seed(self.seed, "rollout", iteration, group, sample) for sample in range(size)],
-                [None] * size,
+                [()] * size,
             )
             for group, index in enumerate(drawn, start=first_group + len(resumed))
         ]

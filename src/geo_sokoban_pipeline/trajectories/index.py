@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from geo_sokoban_pipeline.config.grpo import ScorePipelineOptions
+from geo_sokoban_pipeline.config.grpo import EpisodeChoice
 from geo_sokoban_pipeline.runs.storage import write_atomic
 from geo_sokoban_pipeline.trajectories.arrow import (
     PART_COLUMNS,
@@ -412,7 +412,7 @@ class NoEpisodesError(ValueError):
 _CONDITIONS = {"split", "ids", "first_iteration", "last_iteration", "filter", "tags"}
 
 
-def find_episodes(index: pa.Table, options: ScorePipelineOptions) -> pa.Table:
+def find_episodes(index: pa.Table, options: EpisodeChoice) -> pa.Table:
     """Rows of the index whose episodes fulfil the conditions and have a sampled token, in their order.
 
     Raises:
@@ -423,7 +423,6 @@ def find_episodes(index: pa.Table, options: ScorePipelineOptions) -> pa.Table:
         raise NoEpisodesError(f"ids: there is no episode {unknown[0]!r} in this run; the index lists all of them.")
     conditions = [
         pc.greater(index["response_tokens"], 0),
-        pc.greater_equal(index["iteration"], options.first_iteration),
         pc.is_in(index["trajectory_id"], pa.array(options.ids, pa.string()))
         if options.ids
         else pc.equal(index["split"], options.split),
@@ -431,6 +430,8 @@ def find_episodes(index: pa.Table, options: ScorePipelineOptions) -> pa.Table:
     if options.last_iteration is not None:
         conditions.append(pc.less_equal(index["iteration"], options.last_iteration))
     found = index.filter(reduce(pc.and_, conditions))
+    first = options.first_iteration if options.first_iteration is not None else pc.max(found["iteration"])
+    found = found.filter(pc.greater_equal(found["iteration"], first))
     if options.tags:
         wanted = set(options.tags)
         found = found.filter(pa.array([not wanted.isdisjoint(tags) for tags in found["tags"].to_pylist()], pa.bool_()))

@@ -340,3 +340,38 @@ OCCLUSION = pa.schema(
         ("drops", list_of(pa.float32())),
     ]
 )
+
+_OF_A_STATE = [
+    ("continuations", pa.int32()),
+    ("failed", pa.int32()),
+    ("value", pa.float64()),
+    ("low", pa.float64()),
+    ("high", pa.float64()),
+    ("variance", pa.float64()),
+    ("success", pa.float64()),
+    ("success_low", pa.float64()),
+    ("success_high", pa.float64()),
+]
+
+# One row per forked turn; docs/forks.md describes the columns.
+TURN_VALUES = pa.schema(
+    [
+        ("run", pa.string()),
+        ("run_id", pa.string()),
+        ("forked_by", pa.string()),
+        ("trajectory_id", pa.string()),
+        ("iteration", pa.int32()),
+        ("group_index", pa.int32()),
+        ("turn", pa.int32()),
+        ("policy_version", pa.int32()),
+        ("history", pa.string()),
+        *_OF_A_STATE,
+        *((f"{name}_after", kind) for name, kind in _OF_A_STATE),
+        ("advantage", pa.float64()),
+        ("turns_left", pa.int32()),
+        ("is_solvable", pa.bool_()),
+        ("steps_left", pa.int32()),
+        ("is_reseeded", pa.bool_()),
+        ("left_out", pa.string()),
+    ]
+)

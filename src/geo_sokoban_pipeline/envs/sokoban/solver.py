@@ -7,6 +7,7 @@ order of discovery, so the solution is the same in every process.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
 
@@ -21,6 +22,7 @@ from geo_sokoban_pipeline.envs.sokoban.board import (
     smallest_matching,
 )
 
+_STATES = 20_000  # that the search for the moves to the goal expands, a second at most
 State = tuple[int, int]  # mask of boxes, index of the player
 Push = tuple[int, str, State]  # moves, direction of the push, state after it
 
@@ -49,6 +51,16 @@ def solve(board: Board, max_states: int = 200_000) -> list[str] | None:
     if board.box_mask.bit_count() > board.target_mask.bit_count():
         return None
     return _Search(board).run(max_states)
+
+
+@lru_cache(maxsize=50_000)
+def moves_to_goal(board: Board) -> int | None:
+    """Moves of the shortest solution; −1 where there is none, None where the search reaches its limit."""
+    try:
+        actions = solve(board, _STATES)
+    except SearchLimitError:
+        return None
+    return -1 if actions is None else len(actions)
 
 
 class _Search:

@@ -210,6 +210,14 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
             float(args.get("distance_weight", 1.0)),
         )
 
+    def steps_to_goal(self, env: Any) -> int | None:
+        """Moves of the shortest solution from the present position."""
+        from geo_sokoban_pipeline.envs.sokoban.board import Board
+        from geo_sokoban_pipeline.envs.sokoban.solver import moves_to_goal
+
+        board = getattr(env, "board", None)
+        return moves_to_goal(board) if isinstance(board, Board) else None
+
     def answer(self, episode: StoredEpisode) -> str | None:
         """All moves."""
         return ",".join(said.action for said in episode.responses if said.action) or None

@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.config.study import AuditOptions
 from geo_sokoban_pipeline.console import refuse, refusing
 from geo_sokoban_pipeline.envs.inspection import TABLES
 from geo_sokoban_pipeline.preflight.stored import missing_checkpoints
-from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
+from geo_sokoban_pipeline.runs.folders import OUTPUTS, TURN_VALUE_FILES, RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.provenance import suggest_command
 from geo_sokoban_pipeline.runs.storage import find_json
@@ -54,6 +54,7 @@ def audit_stored(
         as_record,
         audit_edits,
         audit_entries,
+        audit_forks,
         audit_splits,
         audit_stored_files,
         entries_of_run,
@@ -81,6 +82,7 @@ def audit_stored(
         checks = audit_entries(entries, encoding, rules)
     checks += audit_edits(folders.outputs, contract=False)
     checks += audit_splits(splits, rules, shared=known)
+    checks += audit_forks(sorted((runs.root / OUTPUTS).glob(TURN_VALUE_FILES)), folders.outputs)
     if options.versions and options.scored_share:
         versions = {checkpoint["iteration"] + 1: checkpoint["dir"] for checkpoint in checkpoints.values()}
         checks += audit_scores(entries, {0: policy.path, **versions}, rules, options)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
+    EpisodeChoice,
     EvaluatePipelineOptions,
     ExportPipelineOptions,
+    ForkPipelineOptions,
     RegradePipelineOptions,
     ReportPipelineOptions,
     RolloutPipelineOptions,
@@ -23,16 +26,17 @@ from geo_sokoban_pipeline.config.grpo import (
     TrainOptions,
     UpdatePipelineOptions,
 )
-from geo_sokoban_pipeline.console import refusing
+from geo_sokoban_pipeline.console import refuse, refusing
 from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
 from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
 from geo_sokoban_pipeline.runs.folders import RunStore, SourceError, iteration_of
-from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy
 from geo_sokoban_pipeline.runs.provenance import read_versions, summarise_commands
 from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind
+from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.tasks import task_of, task_or_plain
 
 if TYPE_CHECKING:
@@ -329,18 +333,13 @@ def score_stored(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.token_scoring import ScoringRequest, map_occlusion, score_tokens
-    from geo_sokoban_pipeline.trajectories.index import find_episodes, read_index, spread
     from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
     source, folder = options.source, outputs()
-    found = find_episodes(read_index(folder, task_or_plain), options)
-    limit = found.num_rows if options.limit is None else options.limit
-    chosen = found.take(spread(found.num_rows, limit)).select(["trajectory_id", "partition", "row"]).to_pylist()
+    chosen = choose_episodes(folder, options, f"score_{settings.task}")
     mapped = {chosen[place]["trajectory_id"] for place in spread(len(chosen), options.occlusion)}
     scored_by = policy_of()
-    places = dict.fromkeys(one["partition"] for one in chosen)
-    whole([folder / f"{place}.parquet" for place in places], f"score_{settings.task}", tokens=True)
     prepare_process(settings.threads)
     policy = load_as(settings.policy, scored_by.path)
     is_own = RunStore.is_own(source)
@@ -366,6 +365,134 @@ def score_stored(
         chunk = {name: scores}, maps
         yield chunk
         release(chunk)
+
+
+def choose_episodes(folder: Path, options: EpisodeChoice, doing: str) -> list[dict[str, Any]]:
+    """Places of the stored episodes that the options choose, whose tokens are there.
+
+    Args:
+        folder: of the run's outputs.
+    """
+        from geo_sokoban_pipeline.trajectories.index import find_episodes, read_index
+
+    found = find_episodes(read_index(folder, task_or_plain), options)
+    limit = found.num_rows if options.limit is None else options.limit
+    columns = ["trajectory_id", "iteration", "group_index", "partition", "row"]
+    chosen = found.take(spread(found.num_rows, limit)).select(columns).to_pylist()
+    files = [folder / f"{place}.parquet" for place in dict.fromkeys(one["partition"] for one in chosen)]
+    whole(files, doing, tokens=True)
+    return chosen
+
+
+_GROUPS = 4  # groups of episodes in a part of the table
+
+
+def fork_stored(
+    outputs: Callable[[], Path],
+    versions_of: Callable[[], dict[int, Path]],
+    policy_of: Callable[[], PolicyFolder],
+    trained_on: Callable[[], TrainedOn],
+    prompts: pd.DataFrame,
+    validation_prompts: pd.DataFrame,
+    eval_prompts: pd.DataFrame,
+    stored: Mapping[str, Callable[[], pa.Table]] | None,
+    options: ForkPipelineOptions,
+    settings: TrainOptions,
+    seed: int,
+) -> Iterator[tuple[Any, ...]]:
+    """Measure the worth of turns of the chosen episodes, by continuing from the states around them.
+
+    One yield for some groups of episodes; a command that was killed continues after those that are stored.
+    """
+    from geo_sokoban_pipeline.console import track
+    from geo_sokoban_pipeline.evaluation.audit import RunRules, build_replayer
+    from geo_sokoban_pipeline.evaluation.forks import fork_episodes
+    from geo_sokoban_pipeline.evaluation.replay import prompts_by_key
+    from geo_sokoban_pipeline.policies.policy import load_encoding
+    from geo_sokoban_pipeline.training.checkpoint import layout_of
+    from geo_sokoban_pipeline.training.fork_players import open_player
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.worker_group import restarting
+    from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+    from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
+
+    source, folder, versions = options.source, outputs(), versions_of()
+    check_prompts(trained_on(), source, read_rows(prompts))
+    chosen = choose_episodes(folder, options, f"fork_{settings.task}")
+    threads = prepare_process(settings.threads)
+    # The rules are those of the run; where and how its rollouts run are those of the command.
+    manifest = open_policy(versions[max(versions)]).manifest
+    rules = RunRules.of({"fingerprint": manifest["fingerprint"], **layout_of(settings, threads)})
+    played = settings.model_copy(update={"env": rules.env, "reward": rules.reward, "rollout": rules.rollout})
+    replayer, reason = build_replayer(load_encoding(versions[0]), rules)
+    if replayer is None:
+        refuse(SourceError(f"{source.run}/{source.run_id} cannot be forked: {reason}"))
+    known = prompts_by_key(
+        [row for frame in (prompts, validation_prompts, eval_prompts) for row in read_rows(frame)], rules.task
+    )
+    player, forked_by, identity = open_player(options, played, read_rows(prompts), versions, policy_of, seed)
+    about = {"run": source.run, "run_id": source.run_id, "forked_by": forked_by}
+    ids = (one["trajectory_id"] for one in chosen)
+    request = content_hash(options.model_dump_json(), str(seed), json.dumps(rules.fingerprint), identity, *ids)
+    parts = _plan_parts(chosen)
+    tables = {name: read() for name, read in (stored or {}).items()}
+    done = len(list(takewhile(lambda part: part[0] in tables and _made_for(tables[part[0]], request), parts)))
+    counts: Counter[str] = Counter()
+
+    def progress() -> str:
+        return f"{done} of {len(parts)} parts of the table are stored"
+
+    if done == len(parts):
+        logger.info("the same command has stored this table: %s", progress())
+        return
+    if not done:
+        yield (Rewind(-1),)
+    with track("fork turns, episodes", len(chosen), keep=False) as bar:
+        bar.advance(sum(len(rows) for _, _, rows in parts[:done]))
+        for attempt in restarting(played, progress):
+            with attempt, player:
+                for name, place, rows in parts[done:]:
+                    table = read_trajectories(folder / f"{place}.parquet").take([row["row"] for row in rows])
+                    made, found = fork_episodes(
+                        table_to_trajectories(table), replayer, known, player.play, options, about
+                    )
+                    chunk = ({name: made.replace_schema_metadata({_REQUEST: request})},)
+                    yield chunk
+                    release(chunk)
+                    done += 1
+                    counts += found
+                    bar.advance(len(rows))
+    logger.info(
+        "%d turns have %d histories: %d continuations, of %d without shared histories; %d turns are left out",
+        counts["turns"],
+        counts["histories"],
+        counts["continuations"],
+        counts["turns"] * options.continuations,
+        counts["left_out"],
+    )
+
+
+def _plan_parts(chosen: Sequence[dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Parts of the table: name, file of episodes, and the rows of the index of some groups of them."""
+    parts = []
+    numbers: Counter[str] = Counter()
+    for place, rows in groupby(chosen, key=itemgetter("partition")):
+        groups = [list(own) for _, own in groupby(rows, key=itemgetter("group_index"))]
+        for first in range(0, len(groups), _GROUPS):
+            iteration = f"iter={groups[first][0]['iteration']:05d}"
+            parts.append(
+                (f"{iteration}/part-{numbers[iteration]:03d}", place, sum(groups[first : first + _GROUPS], []))
+            )
+            numbers[iteration] += 1
+    return parts
+
+
+_REQUEST = "fork_request"  # in the metadata of a part: hash of all that it follows from
+
+
+def _made_for(table: pa.Table, request: str) -> bool:
+    """Whether a part was made by the same command."""
+    return (table.schema.metadata or {}).get(_REQUEST.encode()) == request.encode()
 
 
 def whole(files: Sequence[Path], doing: str, *, tokens: bool = False, groups: bool = False) -> None:

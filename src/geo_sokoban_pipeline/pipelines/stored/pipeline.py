@@ -1,6 +1,6 @@
 """rollout_<task>, update_<task>, evaluate_<task>, regrade_<task>, export_<task>, report_<task>, browse_<task>,
-score_<task>: either half of the loop, the evaluation, other rewards, training data for others, the report, the site,
-and scores of tokens, from what a run has stored.
+score_<task>, fork_<task>: either half of the loop, the evaluation, other rewards, training data for others, the report,
+the site, scores of tokens, and the worth of turns, from what a run has stored.
 
 They take their settings from `train_<task>` and write into namespaces of their own.
 """
@@ -13,6 +13,7 @@ from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
     EvaluatePipelineOptions,
     ExportPipelineOptions,
+    ForkPipelineOptions,
     RegradePipelineOptions,
     ReportPipelineOptions,
     RolloutPipelineOptions,
@@ -121,6 +122,19 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
                 tags=["gpu"],
             ),
         ),
+        # Measure the worth of stored turns by continuations.
+        "fork": (
+            Node(
+                typed(nodes.fork_stored, options=ForkPipelineOptions, settings=train),
+                inputs=[
+                    *("source_outputs", "source_versions", "source_policy", "source_prompts"),
+                    *("prompts", "validation_prompts", "eval_prompts", "turn_values_state", *_OPTIONS),
+                ],
+                outputs=["turn_values"],
+                name="fork_stored",
+                tags=["evaluation", "gpu"],
+            ),
+        ),
     }
     return {kind: _instance(kind, task, *own) for kind, own in steps.items()}
 
@@ -129,8 +143,9 @@ def _instance(kind: str, task: str, *steps: Node) -> Pipeline:
     """Steps in the namespace `<kind>_<task>`: they read data of the task, and a stored run by entries of their own."""
     run = f"{kind}_{task}"
     used = {name for node in steps for name in node.inputs}
-    data = {"prompts", "eval_prompts", "identity"}
-    own = {name for name in used if name.startswith("source_") or name in ("commands", "export_folder")}
+    data = {"prompts", "validation_prompts", "eval_prompts", "identity"}
+    further = ("commands", "export_folder", "turn_values_state")
+    own = {name for name in used if name.startswith("source_") or name in further}
     parameters = {
         "params:options": f"params:{run}",
         "params:train": f"params:train_{task}",
