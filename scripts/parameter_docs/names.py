@@ -175,6 +175,9 @@ UNITS = {
     "min_reward": "reward",
     "limit": "episodes",
     "occlusion": "episodes",
+    "turns": "turns",
+    "continuations": "continuations",
+    "first_continuations": "continuations",
     # Pre-flight, control, studies
     "imitation_steps": "optimizer steps",
     "rows": "rows",

@@ -794,9 +794,9 @@ class ForkPipelineOptions(EpisodeChoice):
     player: str = Field(
         "sampler",
         description="Who continues: `sampler`, the stored policy that sampled the turn; `checkpoint`, that of "
-        "source.checkpoint; or a baseline of the evaluation by its name, such as `random_legal`.",
+        "source.checkpoint; or a baseline of the evaluation by its name.",
     )
-    continuations: Count = Field(64, description="Continuations of a state whose first ones end with other rewards.")
+    continuations: Count = Field(64, description="Continuations of a state in all, where its first ones differ.")
     first_continuations: Count = Field(8, description="Continuations of every state.")
 
     @model_validator(mode="after")
