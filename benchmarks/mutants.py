@@ -96,16 +96,20 @@ class Coverage:
     def tests_of(self, mutant: Mutant, budget: float) -> tuple[list[str], float]:
         """Tests that execute the statement of a mutant, those most likely to notice it first, and their seconds.
 
+        Others that execute the module follow: what its import executes (constants, decorators) belongs to whichever
+        test imported it first.
+
         Args:
             budget: seconds that they take together at most, but for the first one.
         """
         lines = self.lines.get(mutant.file, {})
         statement = statement_at((ROOT / PACKAGE / mutant.file).read_text(encoding="utf-8"), mutant.line)
-        found = {test for line in statement for test in lines.get(line, ())}
-        # Every test of the module meets the lines that are executed at its import.
-        found = found or {test for tests in lines.values() for test in tests}
+        own = {test for line in statement for test in lines.get(line, ())}
+        found = {test for tests in lines.values() for test in tests}
         name, chosen, total = Path(mutant.file).stem, list[str](), 0.0
-        for test in sorted(found, key=lambda test: (name not in test.partition("::")[0], self.seconds[test], test)):
+        for test in sorted(
+            found, key=lambda test: (test not in own, name not in test.partition("::")[0], self.seconds[test], test)
+        ):
             if not chosen or total + self.seconds[test] <= budget:
                 chosen.append(test)
                 total += self.seconds[test]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from geo_sokoban_pipeline.envs.metrics import (
     cluster_interval,
@@ -101,6 +102,17 @@ def test_unequal_copies_and_none():
     low, high = wilson_interval(row["solve_rate"] * 24, 24)
     assert (row["low"], row["high"]) == pytest.approx((low, high), abs=0.06)
     assert count_solved([], [])["clusters"] == 0 and cluster_interval([], []) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("clusters", [3, 8, 12, 19])
+def test_few_clusters_have_the_interval_of_student(clusters):
+    """Of the log-odds of the share, whose error is that of the jackknife over clusters."""
+    won, size = np.array([1, 2, 3] * 7)[:clusters], np.full(clusters, 4)
+    share, without = won.sum() / size.sum(), (won.sum() - won) / (size.sum() - size)
+    error = math.sqrt((clusters - 1) / clusters * ((without - share) ** 2).sum()) / (share * (1 - share))
+    odds, reach = math.log(share / (1 - share)), stats.t.ppf(0.975, clusters - 1) * error
+    expected = [1 / (1 + math.exp(-bound)) for bound in (odds - reach, odds + reach)]
+    assert cluster_interval(won, size) == pytest.approx(expected, abs=3e-4)  # the quantile is a series
 
 
 def test_resamples_without_spread_are_in_the_middle():

@@ -85,6 +85,8 @@ class WorthEnv(TalkEnv):
 
 
 def build_env(sample: dict[str, Any], args: dict[str, Any]) -> WorthEnv:
+    if not sample["turns"]:
+        raise RuntimeError("no turns")
     return WorthEnv(sample["turns"], args["worth"])
 
 
@@ -98,9 +100,9 @@ def by_turns(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
 @pytest.mark.parametrize("old", ["turn_return", "dr_grpo"])
 def test_regraded_episodes_are_those_that_were_scored_so_at_once(old: str, new: str) -> None:
     """Of the old reward and the old advantages nothing is left, whichever the run had."""
-    rows = [{"id": f"r{number}", "prompt": PROMPT, "turns": turns} for number, turns in enumerate((1, 2, 3, 1, 2))]
+    rows = [{"id": f"r{number}", "prompt": PROMPT, "turns": turns} for number, turns in enumerate((1, 2, 3, 1, 2, 0))]
     given = {number: [STOP] * row["turns"] for number, row in enumerate(rows)}
-    given[4] = [STOP, ("ab", "abort")]
+    given[4] = [STOP, ("ab", "abort")]  # the last one has failed
     grpo = {name: GrpoOptions(advantage=name, filter="none") for name in (old, new)}
 
     def settings(worth: float, bonus: float) -> RolloutSettings:
@@ -119,10 +121,11 @@ def test_regraded_episodes_are_those_that_were_scored_so_at_once(old: str, new: 
         assert one.turns == other.turns
         assert (one.reward, one.reward_parts, one.metrics) == (other.reward, other.reward_parts, other.metrics)
         assert (one.advantage, one.trained, one.drop_reason) == (other.advantage, other.trained, other.drop_reason)
-    assert [episode.trained for episode in found] == [True, True, True, True, False]
+    assert [episode.trained for episode in found] == [True, True, True, True, False, False]
+    assert found[5].status == "failed"
     # 1.25 a turn before, −1.25 now: what was above the mean is below it.
     assert metrics == {
-        "regrade/episodes": 5.0,
+        "regrade/episodes": 6.0,
         "regrade/changed_rewards": 4.0,
         "regrade/changed_signs": 4.0,
         "regrade/changed_trained": 0.0,

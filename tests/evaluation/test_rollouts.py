@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, rollout_prompts
+from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, read_finished, rollout_prompts
+from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine
 from task_options import TrainOptions
@@ -81,6 +82,8 @@ def test_rows_of_what_was_played_and_what_could_not_be(options: TrainOptions) ->
     rows = [{"id": "a"}, {"id": "b", "env": {"ends_after": 2}}]
     episodes = play(options.model_copy(update={"rollout": short}), rows)
     assert [(e.status, e.drop_reason) for e in episodes] == [("completed", None), ("truncated", None)]
+    finished = [read_finished(task_or_plain("talk"), *pair) for pair in zip(episodes, rows, strict=True)]
+    assert [(one.truncated, one.tokens, len(one.responses)) for one in finished] == [(False, 4, 1), (True, 4, 1)]
 
 
 @pytest.mark.parametrize(

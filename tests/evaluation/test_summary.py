@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from geo_sokoban_pipeline.envs.sokoban.task import BASELINES, SOKOBAN
-from geo_sokoban_pipeline.evaluation.summary import evaluate_baseline, evaluate_policies
+from geo_sokoban_pipeline.evaluation.summary import evaluate_baseline, evaluate_policies, observes_images
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, identify_policy, link_policy, write_policy
@@ -47,6 +48,20 @@ def test_the_same_policy_plays_the_same_episodes(
     for table in parts.values():
         validate_trajectories(table)
         assert all(episode.advantage is None for episode in table_to_trajectories(table))
+
+
+@pytest.mark.parametrize(
+    ("turns", "observes"),
+    [("ua", False), ("Ua", False), ("UaUa", True), ("uaUa", True), ("U", False), ("", False)],
+)
+def test_images_of_the_prompt_are_no_observation(turns: str, observes: bool) -> None:
+    """`U` is a turn of the user with an image, `u` one without, `a` a response."""
+    shown = [
+        SimpleNamespace(role="assistant" if turn == "a" else "user", image_indices=[0] if turn == "U" else [])
+        for turn in turns
+    ]
+    episode: Any = SimpleNamespace(turns=shown)
+    assert observes_images(episode) is observes
 
 
 def test_solver_is_optimal_and_the_others_are_in_order(rows: Any, train_options: TrainOptions) -> None:
