@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from dataclasses import replace
 from functools import cache
@@ -19,13 +20,15 @@ from geo_sokoban_pipeline.envs.sokoban.solver import moves_to_goal, solve
 from geo_sokoban_pipeline.evaluation.forks import Node, Outcome, describe_state, find_forks, fork_episodes, value_nodes
 from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
 from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts
+from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings, responses_of
 from geo_sokoban_pipeline.rollout.rollout import rollout
+from geo_sokoban_pipeline.runs.policy_folder import write_policy
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of, task_or_plain
-from geo_sokoban_pipeline.training.fork_players import AgentPlayer
+from geo_sokoban_pipeline.training.fork_players import AgentPlayer, PolicyPlayer
 from rollout.scripted import PROMPT, CharacterPolicy, make_settings
 from task_options import EnvOptions, RewardOptions
 
@@ -234,6 +237,29 @@ def test_moves_to_the_goal(sokoban_rows):
     task = task_of("sokoban")
     assert (task.steps_to_goal(env), task.steps_to_goal(object())) == (len(solve(env.board)), None)
     assert task_of("geo3k").steps_to_goal(env) is None
+
+
+def test_a_player_opens_one_policy_at_a_time(tiny_policy, train_options, sokoban_rows, tmp_path):
+    """Each again after it was closed, as when ranks were lost; the sampling is that of the node."""
+    folder, asked = write_policy(tmp_path / "policy", policy_writer(tiny_policy, {})), []
+    limits = train_options.rollout.model_copy(update={"max_turns": 1})
+
+    def policy_of(version):
+        asked.append(version)
+        return folder
+
+    player = PolicyPlayer(policy_of, train_options.model_copy(update={"rollout": limits}), 0)
+    (row,) = sokoban_rows(1)
+    greedy = json.dumps({"greedy": True, "engine": "transformers"})
+    nodes = [
+        Node("p", f"h{version}", row, (), (), None, (version, sampling), "e")
+        for version, sampling in ((0, ""), (2, greedy), (0, ""))
+    ]
+    for _ in range(2):
+        with player:
+            ends = player.play(nodes, range(4))
+    assert asked == [0, 2, 0, 2]
+    assert ends[0] == ends[2] and all(len(own) == 4 for own in ends) and len(set(ends[1])) == 1
 
 
 # A random environment.

@@ -49,13 +49,13 @@ class PolicyPlayer:
         self._policy_of, self._seed = policy_of, seed
         # Nothing is trained, so that each rank needs whole weights, and no part of them.
         self._options = options.model_copy(update={"sharding": "none", "replicas": 1, "backend": "fsdp"})
-        self._opened, self._version = ExitStack(), object()
+        self._opened, self._version = ExitStack(), object()  # of no policy
 
     def __enter__(self) -> PolicyPlayer:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._opened.close()
+        self._close()
 
     def play(self, nodes: Sequence[Node], numbers: Sequence[int]) -> list[list[Outcome]]:
         """See `Play`."""
@@ -83,7 +83,7 @@ class PolicyPlayer:
         """Open the policy of a version in place of the one before."""
         if version == self._version:
             return
-        self._opened.close()
+        self._close()
         folder, options = self._policy_of(version), self._options
         policy = load_as(options.sent_policy, folder.path)
         needs_ranks = options.ranks_roll_out or options.placement == "ray"
@@ -97,6 +97,10 @@ class PolicyPlayer:
             ranks.update_weights(number)
         function = rolling.function or load_rollout_fn(options.rollout)
         self._roll_out = lambda requests, settings: function(rolling.engine, policy, requests, settings)
+
+    def _close(self) -> None:
+        self._opened.close()
+        self._version = object()  # that of no policy
 
 
 class AgentPlayer:
