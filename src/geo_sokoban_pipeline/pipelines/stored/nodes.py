@@ -333,6 +333,7 @@ def score_stored(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.token_scoring import ScoringRequest, map_occlusion, score_tokens
+    from geo_sokoban_pipeline.trajectories.index import spread
     from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
@@ -373,7 +374,7 @@ def choose_episodes(folder: Path, options: EpisodeChoice, doing: str) -> list[di
     Args:
         folder: of the run's outputs.
     """
-        from geo_sokoban_pipeline.trajectories.index import find_episodes, read_index
+    from geo_sokoban_pipeline.trajectories.index import find_episodes, read_index, spread
 
     found = find_episodes(read_index(folder, task_or_plain), options)
     limit = found.num_rows if options.limit is None else options.limit
