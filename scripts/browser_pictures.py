@@ -1,8 +1,9 @@
 """Screenshots of the browser of episodes for the docs: `python scripts/browser_pictures.py`, with a headless Chromium.
 
 They show the site of `kedro run --pipelines=browse_sokoban --params "browse_sokoban.runs=[seed2]"` after
-`kedro run --pipelines=score_sokoban --params score_sokoban.occlusion=4`: of the scored episodes the first solved one
-with an occlusion map, and of the groups with solved and unsolved samples the one with the shortest episodes.
+`kedro run --pipelines=score_sokoban --params score_sokoban.occlusion=4` and `fork_sokoban`: of the scored episodes the
+first solved one with an occlusion map, of the groups with solved and unsolved samples the one with the shortest
+episodes, and of the unsolved episodes whose turns have values the one that lost most in a turn.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ WIDTH, COLOURS, LARGEST = 1100, 255, 300_000  # pixels, colours, bytes
 PICTURES = {
     "list": ("href('list', {q: 'split:train success:no', by: 'tags'})", ".breakdown tbody tr", 760, "nav"),
     "episode": ("episodeLink(MAPPED, {channel: 'reliance', map: 'on'})", ".turn .mapped", 1130, "h1"),
+    "worth": ("episodeLink(LOST, {channel: 'measured'})", ".turn .worth", 1130, "h1"),
     "group": ("groupLink(GROUP)", ".tree .parts", 1000, "h1"),
     "compare": ("href('compare', {task: cell('task_id', CHANGED)})", ".pair .frame", 820, "nav"),
 }
@@ -36,6 +38,12 @@ ROWS = """(async () => {
   scored.sort((a, b) => cell("success", b) - cell("success", a) || a - b);
   let mapped = null;
   for (const row of scored) if (mapped === null && (await loadEpisode(row))?.maps) mapped = row;
+  let lost = null, most = 0;
+  for (const row of numbers.filter((row) => cell("split", row) === "train" && cell("success", row) === false)) {
+    const found = await loadEpisode(row);
+    const worst = found?.valued_by ? largestDrop(prepareEpisode(found)).worst : null;
+    if (worst && worst.drop > most) [lost, most] = [row, worst.drop];
+  }
   const groups = numbers.filter((row) => cell("split", row) === "train" && cell("sample_index", row) === 0);
   const spread = (row) => new Set(groupRows(row).map((one) => cell("answer", one))).size;
   const longest = (row) => Math.max(...groupRows(row).map((one) => cell("n_turns", one)));
@@ -43,7 +51,7 @@ ROWS = """(async () => {
   const told = groups.filter((row) => spread(row) > 2 && mixed(row));
   const group = told.reduce((best, row) => (longest(row) < longest(best) ? row : best), told[0]);
   const changed = shownTasks(comparedTasks(...chooseSides(listSides(), {})), "")[0];
-  return { MAPPED: mapped, GROUP: group ?? null, CHANGED: changed?.row ?? null };
+  return { MAPPED: mapped, LOST: lost, GROUP: group ?? null, CHANGED: changed?.row ?? null };
 })()"""
 
 
@@ -56,6 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--run-id", default="default")
     parser.add_argument("--env", help="configuration environment of Kedro")
+    parser.add_argument("--only", nargs="+", choices=PICTURES, default=list(PICTURES))
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "img")
     options = parser.parse_args(words)
     catalog = open_catalog(options.env, options.run_id, ROOT)
@@ -66,10 +75,12 @@ def main(words: Sequence[str] | None = None) -> int:
         page.open(catalog.load(f"browse_{TASK}.site").as_uri())
         page.wait("document.documentElement.dataset.ready")
         rows = page.run(ROWS)
-        if None in rows.values():
-            print(f"the site has no {[name for name, row in rows.items() if row is None]}", file=sys.stderr)  # noqa: T201
+        wanted = {name: PICTURES[name] for name in options.only}
+        used = [name for name in rows if any(name in address for address, *_ in wanted.values())]
+        if missing := [name for name in used if rows[name] is None]:
+            print(f"the site has no {missing}", file=sys.stderr)  # noqa: T201
             return 1
-        for name, (address, shown, height, top) in PICTURES.items():
+        for name, (address, shown, height, top) in wanted.items():
             page.look(WIDTH, height)
             named = ", ".join(rows)
             page.follow(page.run(f"((({{ {named} }}) => {address})({json.dumps(rows)}))"))

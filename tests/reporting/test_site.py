@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.runs.folders import DATA_NOTE
 from geo_sokoban_pipeline.runs.storage import Thin, write_json
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
-from geo_sokoban_pipeline.trajectories.schema import OCCLUSION, TOKEN_SCORES
+from geo_sokoban_pipeline.trajectories.schema import OCCLUSION, TOKEN_SCORES, TURN_VALUES
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from reporting.sites import (
     HOSTILE,
@@ -134,6 +134,26 @@ def test_gaps_scores_and_the_image_at_the_end_are_of_a_page(tmp_path: Path) -> N
     number, place = pages[0]["last_image"]
     drawn = base64.b64decode(read_script(tmp_path / "site" / "data" / "images" / f"{number}.js")[place])
     assert drawn == task_of("sokoban").report.last_image(first.images[-1], first.turns[-1])
+
+
+def test_the_worth_of_turns_is_on_the_page_of_their_episode(tmp_path: Path) -> None:
+    """Of this run's episodes, turn by turn; a turn that was left out has none."""
+    episodes = play_groups(1.0, groups=1, size=2)
+    outputs = store(tmp_path, episodes, "train_sokoban", "default")
+    worth = {"value": 0.25, "value_after": 1.0, "advantage": 0.75, "success": 0.5, "success_after": 1.0}
+    known = {"turns_left": 3, "steps_left": 2, "is_solvable": True}
+    row = {"run": "train_sokoban", "run_id": "default", "forked_by": "sampler", **worth, **known}
+    rows = [{**row, "trajectory_id": episodes[0].trajectory_id, "turn": turn} for turn in (1, 3)]
+    rows[1] |= {"value": None, "left_out": "it does not come out again"}
+    rows += [{**one, "run_id": "other", "value": 9.0} for one in rows]
+    path = tmp_path / "07_model_output/fork_sokoban/some/turn_values/iter=00000/part-000.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=TURN_VALUES), path)
+    write_site(tmp_path / "site", [open_run(outputs)])
+    first, second = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"]
+    assert [turn["worth"] for turn in first["turns"][:4]] == [None, worth | known, None, None]
+    assert (first["valued_by"], second["valued_by"]) == ("sampler", None)
+    assert {turn["worth"] for turn in second["turns"]} == {None}
 
 
 def test_the_table_of_tokens(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ _SMALL = 1e-3  # numbers below it keep more digits
 _SHORTEST_RUN = 3  # equal tokens in a row from which on only their number is stored: image pads
 _LEFT_OUT = ("run", "run_id", "partition", "row", "tag_counts")  # of the index; the site has them in other forms
 _MEANS = ("image_reliance", "entropy", "ratio")  # of the scores of an episode's tokens: columns of the list
+# Columns of `turn_values` that the page of an episode shows.
+_WORTH = ("value", "value_after", "advantage", "success", "success_after", "turns_left", "steps_left", "is_solvable")
 _MEASURES = ("log_prob", "gap", "entropy", "image_reliance")  # of a token; the last two from scores
 _COUNTED = ("trajectory_id", "token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "weight_spans")
 _ABLATIONS = ("blank", "shuffled", "shuffled_first")  # suffixes of a policy's name in an evaluation
@@ -250,7 +252,8 @@ def _write_episodes(
                 for place, episode in zip(chosen, episodes, strict=True):
                     row, name = start + rows[place], episode.trajectory_id
                     chunks[row], places[row] = number, len(chunk.episodes)
-                    chunk.add(episode, images, gaps[place], run.scored.get(name), run.mapped.get(name, ()))
+                    scores, maps, values = run.scored.get(name), run.mapped.get(name, ()), run.valued.get(name, ())
+                    chunk.add(episode, images, gaps[place], scores, maps, values)
                     if chunk.size > EPISODES_BYTES:
                         chunk.write(folder, number)
                         chunk, number = _Chunk(run.token_texts), number + 1
@@ -293,6 +296,7 @@ class _Chunk:
         gaps: np.ndarray,
         scores: Sequence[Mapping[str, Any]] | None,
         maps: Sequence[Mapping[str, Any]],
+        values: Sequence[Mapping[str, Any]],
     ) -> None:
         """Add an episode.
 
@@ -300,7 +304,9 @@ class _Chunk:
             gaps: of its sampled tokens, NaN where they are not known.
             scores: rows of `token_scores` of it; None: it was not scored.
             maps: rows of `occlusion` of it.
+            values: rows of `turn_values` of it.
         """
+        worth = {row["turn"]: {name: row[name] for name in _WORTH} for row in values}
         report = task_or_plain(episode.task).report
         acted = episode.images and episode.turns and episode.turns[-1].role == "assistant"
         end = report.last_image(episode.images[-1], episode.turns[-1]) if acted else None
@@ -312,13 +318,16 @@ class _Chunk:
                 "images": [images.add(png) for png in episode.images],
                 "last_image": None if end is None else images.add(end),
                 "turns": [
-                    self._describe_turn(turn, episode.token_ids[start:stop], report.read_action(turn))
-                    for turn, (start, stop) in zip(episode.turns, pairwise(cuts), strict=True)
+                    self._describe_turn(
+                        turn, episode.token_ids[start:stop], report.read_action(turn), worth.get(number)
+                    )
+                    for number, (turn, (start, stop)) in enumerate(zip(episode.turns, pairwise(cuts), strict=True))
                 ],
                 "mask": _runs(sampled),
                 **_channels(episode, sampled, gaps),
                 "scores": scores and _describe_scores(scores, sampled),
                 "maps": _describe_maps(maps, episode.images),
+                "valued_by": values[0]["forked_by"] if values else None,
                 "label": episode.label,
                 "error": episode.error,
                 "seed": episode.seed,
@@ -330,7 +339,7 @@ class _Chunk:
             }
         )
         self.size += 1000 + 14 * len(sampled) + (60 * len(scores) if scores else 0)
-        self.size += sum(40 + 8 * len(part["drops"]) for part in maps)
+        self.size += sum(40 + 8 * len(part["drops"]) for part in maps) + 200 * len(values)
 
     def write(self, folder: Path, number: int) -> None:
         """Write the script."""
@@ -340,7 +349,9 @@ class _Chunk:
         chunk = {"texts": list(self.texts), "tokens": texts, "spans": spans, "episodes": self.episodes}
         _write_script(folder, f"episodes/{number}", chunk)
 
-    def _describe_turn(self, turn: Turn, ids: np.ndarray, action: str | None) -> dict[str, Any]:
+    def _describe_turn(
+        self, turn: Turn, ids: np.ndarray, action: str | None, worth: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         if (key := ids.astype(np.int32, copy=False).tobytes()) not in self.spans:
             self.spans[key] = len(self.spans)
             self.size += 2 * len(key)
@@ -353,6 +364,7 @@ class _Chunk:
             "reward": turn.reward,
             "credit": turn.credit,
             "advantage": turn.advantage,
+            "worth": worth,
             "info": self._place(orjson.dumps(turn.info).decode()) if turn.info else None,
         }
 
@@ -548,13 +560,14 @@ def _describe_run(run: BrowsedRun, pad: int | None, folder: Path) -> dict[str, A
     pipeline, _, run_id = run.name.partition("/")
     kind, _, task = pipeline.partition("_")
     made_in = {entry.get("env") for entry in read_commands(run.folder)[-1:]} - {"local"}
-    score = suggest_command(f"score_{task}", run_id, env=next(iter(made_in), None))
+    env = next(iter(made_in), None)
+    commands = {name: suggest_command(f"{name}_{task}", run_id, env=env) for name in ("score", "fork")}
     return {
         "settings": run.settings,
         "pad": pad,
         "report": report,
         "ablations": describe_ablations(run.evaluation),
-        "score": score if kind == "train" and task in TASKS else None,
+        **(commands if kind == "train" and task in TASKS else dict.fromkeys(commands)),
     }
 
 

@@ -19,7 +19,15 @@ import pyarrow.parquet as pq
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, read_token_texts
-from geo_sokoban_pipeline.runs.folders import ASIDE, DATA_NOTE, OUTPUTS, RunFolders, RunStore, committed_iteration
+from geo_sokoban_pipeline.runs.folders import (
+    ASIDE,
+    DATA_NOTE,
+    OUTPUTS,
+    TURN_VALUE_FILES,
+    RunFolders,
+    RunStore,
+    committed_iteration,
+)
 from geo_sokoban_pipeline.runs.storage import find_json
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import (
@@ -56,6 +64,7 @@ class BrowsedRun:
         report: page of its report; None: there is none.
         scores: files of `token_scores` that may hold scores of these episodes.
         maps: the same of `occlusion`.
+        values: the same of `turn_values`.
         evaluation: its `eval_summary`; None: there is none.
         clusters: by the task id of an episode what it shares with those that are no evidence of their own, where that
             is known and not the task id itself.
@@ -69,6 +78,7 @@ class BrowsedRun:
     scores: Sequence[Path] = ()
     report: Path | None = None
     maps: Sequence[Path] = ()
+    values: Sequence[Path] = ()
     evaluation: Mapping[str, Any] | None = None
     clusters: Mapping[str, str] = field(default_factory=dict)
 
@@ -89,6 +99,12 @@ class BrowsedRun:
     def mapped(self) -> dict[str, list[dict[str, Any]]]:
         """Rows of occlusion maps by trajectory id, as they are stored; of several files the last one counts."""
         return self._read_rows(self.maps)
+
+    @cached_property
+    def valued(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows of turns with a value by trajectory id; of several files the last one counts."""
+        found = self._read_rows(self.values)
+        return {name: [row for row in rows if row["value"] is not None] for name, rows in found.items()}
 
     def _read_rows(self, files: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
         run, _, run_id = self.name.partition("/")
@@ -152,8 +168,9 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
     models, report = folders.models, folders.reports / "report.html"
     policies = (models / name for name in _POLICIES if (models / name / "tokenizer.json").is_file())
     words = tokenizer or next(policies, None)
-    scores, maps = (
-        sorted((root / OUTPUTS).glob(pattern), key=lambda path: path.stat().st_mtime) for pattern in (_SCORES, _MAPS)
+    scores, maps, values = (
+        sorted((root / OUTPUTS).glob(pattern), key=lambda path: path.stat().st_mtime)
+        for pattern in (_SCORES, _MAPS, TURN_VALUE_FILES)
     )
     evaluation = find_json(folders.reports / "eval_summary.json")
     return BrowsedRun(
@@ -165,6 +182,7 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
         scores,
         report if report.is_file() else None,
         maps,
+        values,
         evaluation,
         _read_clusters(root, find_json(folders.models / DATA_NOTE)) | ((evaluation or {}).get("cluster_of") or {}),
     )

@@ -12,6 +12,12 @@ const CHANNELS = {
     text: "advantage", off: (e) => (e.largestAdvantage ? "" : "no advantage is stored"),
     value: (e, k, turn) => advantageOf(e, turn), level: (a, e) => a / e.largestAdvantage, write: (a) => signed(a),
   },
+  value: {
+    text: "value before", off: noValues, value: (e, k, turn) => turn.worth?.value, level: (v, e) => v / e.largestValue, write: (v) => number(v, 4),
+  },
+  measured: {
+    text: "measured advantage", off: noValues, value: (e, k, turn) => turn.worth?.advantage, level: (a, e) => a / e.largestValue, write: (a) => signed(a),
+  },
   gap: {
     text: "trainer − engine", off: (e) => (e.gaps ? "" : "the trainer's log-probs are not stored"),
     value: (e, k) => e.gaps[k], level: (gap, e) => gap / Math.max(e.largestGap, 1e-6), write: (gap) => nats(gap),
@@ -42,6 +48,36 @@ function noScores(e) {
   return e.scores ? "" : `no token scores${command ? `: ${command} makes them` : ""}`;
 }
 
+function noValues(e) {
+  const command = site.runs[cell("run", e.row)].fork;
+  return e.valued_by ? "" : `the worth of turns is not measured${command ? `: ${command} measures it` : ""}`;
+}
+
+// The turn that loses most: of the chance to reach the goal, where that is known, else of the value. `lost` is the first
+// response after which the goal is out of reach, as far as the task's solver knows.
+function largestDrop(e) {
+  const known = e.frames.filter((frame) => frame.turn?.worth).map(({ turn, at }, place, all) => {
+    const { value, value_after, success, success_after } = turn.worth, next = all[place + 1]?.turn.worth;
+    const [before, after] = success === null || success_after === null ? [value, value_after] : [success, success_after];
+    return { at, before, after, drop: before - after, isLost: turn.worth.is_solvable === true && next?.is_solvable === false };
+  });
+  const worst = known.reduce((most, one) => (one.drop > (most?.drop ?? 0) ? one : most), null);
+  return { worst, lost: known.find((one) => one.isLost) ?? null };
+}
+
+const responseLink = (e, at) => m("a", { href: `#turn-${at}`, onclick: (event) => { event.preventDefault(); document.getElementById(`turn-${at}`).scrollIntoView(); } },
+  `response ${e.frames.findIndex((frame) => frame.at === at) + 1}`);
+
+function dropFacts(e) {
+  if (!e.valued_by) return [];
+  const { worst, lost } = largestDrop(e), write = (value) => (cell("success", e.row) === null ? number(value, 2) : percent(value));
+  return [
+    ["worth measured by", e.valued_by],
+    ["largest drop", worst && [responseLink(e, worst.at), `: ${write(worst.before)} → ${write(worst.after)}`]],
+    ["out of reach after", lost && responseLink(e, lost.at)],
+  ];
+}
+
 const advantageOf = (e, turn) => turn.advantage ?? cell("advantage", e.row);
 
 // Bounds of the ratio in PPO's loss, `dual` infinite where it is off; null with another loss, or where the run's settings are not known.
@@ -62,6 +98,7 @@ function isClipped(e, k, turn) {
 function prepareEpisode(e) {
   const given = e.turns.filter((turn) => turn.role === "assistant").map((turn) => Math.abs(advantageOf(e, turn) ?? 0));
   e.largestAdvantage = Math.max(0, ...given);
+  e.largestValue = Math.max(1e-6, ...e.turns.flatMap(({ worth }) => (worth ? [worth.value, worth.value_after, worth.advantage].map(Math.abs) : [])));
   e.largestGap = Math.max(0, ...(e.gaps ?? []).map(Math.abs));
   e.frames = framesOf(e);
   return e;
@@ -151,6 +188,7 @@ function episodeFacts(row, e) {
       ["mean log-prob", number(cell("mean_log_prob", row))],
       ["widest gap", widest === null ? null : m("a", { href: episodeLink(row, { channel: "gap", token: widest }) }, `${nats(e.largestGap).replace("+", "")} at token ${widest}`)],
       ["scored by", e.scores ? `${e.scores.by}${e.scores.version === null ? "" : `, version ${e.scores.version}`}` : null],
+      ...dropFacts(e),
       ["finish reason", cell("finish_reason", row)],
       ["run", Object.keys(site.runs).length > 1 ? cell("run", row) : null],
     ]),
@@ -216,7 +254,9 @@ function turnCard(e, turn, at) {
       own ? m("code.action", turn.action ?? taskOf(e.row).no_action) : null,
       own && turn.reward !== null ? m("span", "reward ", m("strong", { class: tone(turn.reward) }, signed(turn.reward))) : null,
       own && turn.credit !== null ? m("span", "credit ", m("strong", { class: tone(turn.credit) }, signed(turn.credit))) : null,
-      own && turn.advantage !== null ? m("span", "advantage ", m("strong", { class: tone(turn.advantage) }, signed(turn.advantage))) : null),
+      own && turn.advantage !== null ? m("span", "advantage ", m("strong", { class: tone(turn.advantage) }, signed(turn.advantage))) : null,
+      own && turn.worth ? m("span.worth", "value ", number(turn.worth.value, 2), " → ", number(turn.worth.value_after, 2), ", measured advantage ",
+        m("strong", { class: tone(turn.worth.advantage) }, signed(turn.worth.advantage))) : null),
     m("div.said", turn.images.map((image, place) => mappedPicture(image, mapOf(e, turn.numbers[place]), { class: "seen" })), turn.text ? m(LongText, { text: turn.text }) : null),
     m(TokenStrip, { e, turn, at }),
     turn.info ? m("details", m("summary", "info of the environment"), m("pre", JSON.stringify(readJson(turn.info), null, 1))) : null);
