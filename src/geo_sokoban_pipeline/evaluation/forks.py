@@ -41,7 +41,6 @@ class Node:
     """A state of an episode, from which a player continues.
 
     Attributes:
-        prompt: key of the prompt, with its label.
         history: hash of all that led to the state.
         row: the prompt.
         past: responses before it.
@@ -51,7 +50,6 @@ class Node:
         parent: the first episode that it was found in, and the turn, as the beginning of its continuations' names.
     """
 
-    prompt: str
     history: str
     row: Mapping[str, Any]
     past: tuple[Result, ...]
@@ -167,6 +165,7 @@ def fork_episodes(
     play: Play,
     options: ForkPipelineOptions,
     about: Mapping[str, Any],
+    bounds: tuple[float, float],
 ) -> tuple[pa.Table, Counter[str]]:
     """Rows of `TURN_VALUES` of some episodes, and their numbers of turns, histories, continuations, turns left out.
 
@@ -175,10 +174,11 @@ def fork_episodes(
         rows: prompts of the split that the episodes belong to, see `prompts_by_key`.
         play: continues.
         about: values of the columns `run`, `run_id` and `forked_by`.
+        bounds: see `value_nodes`.
     """
     turns = find_forks(episodes, replayer, rows, options.player == "sampler", options.turns)
     nodes = list({node.key: node for turn in turns for node in turn.nodes}.values())
-    values = value_nodes(nodes, play, options.first_continuations, options.continuations)
+    values = value_nodes(nodes, play, options.first_continuations, options.continuations, bounds)
     by_key = {node.key: value for node, value in zip(nodes, values, strict=True)}
     counts = Counter(
         turns=sum(turn.before is not None for turn in turns),
@@ -233,14 +233,13 @@ def _node_before(
     episode: Trajectory, number: int, states: ReplayedStates, past: tuple[Result, ...], sampler: Sampler
 ) -> Node:
     """The state before a turn of an episode, after these responses."""
-    prompt = content_hash(episode.task_id, episode.label or "")
     history = content_hash(
-        prompt,
+        episode.task_id,
+        episode.label or "",
         episode.token_ids[: episode.turns[number].token_start].tobytes(),
         *(episode.images[index] for turn in episode.turns[:number] for index in turn.image_indices),
     )
     return Node(
-        prompt=prompt,
         history=history,
         row=states.row,
         past=past,
@@ -262,7 +261,9 @@ def _node_after(before: Node, episode: Trajectory, number: int, response: Result
     )
 
 
-def value_nodes(nodes: Sequence[Node], play: Play, first: int, most: int) -> list[StateValue]:
+def value_nodes(
+    nodes: Sequence[Node], play: Play, first: int, most: int, bounds: tuple[float, float]
+) -> list[StateValue]:
     """The value of each node, in two stages: few continuations, then more of the nodes whose ends differ.
 
     Ends differ where some reach the goal and others do not; where the environment does not say, in their rewards.
@@ -270,6 +271,7 @@ def value_nodes(nodes: Sequence[Node], play: Play, first: int, most: int) -> lis
     Args:
         first: continuations of every node.
         most: continuations of a node whose first ones differ.
+        bounds: lowest and highest reward that episodes of the run are known to have.
     """
     ends: list[list[Outcome]] = [[] for _ in nodes]
     for numbers in (range(first), range(first, most)):
@@ -279,11 +281,8 @@ def value_nodes(nodes: Sequence[Node], play: Play, first: int, most: int) -> lis
             part = chosen[begin : begin + size]
             for index, own in zip(part, play([nodes[index] for index in part], numbers), strict=True):
                 ends[index] += own
-    ranges: dict[str, tuple[float, float]] = {}
-    for node, own in zip(nodes, ends, strict=True):
-        rewards = [*ranges.get(node.prompt, ()), *(end.reward for end in own if end.reward is not None)]
-        ranges[node.prompt] = (min(rewards, default=0.0), max(rewards, default=0.0))
-    return [describe_state(own, *ranges[node.prompt]) for node, own in zip(nodes, ends, strict=True)]
+    rewards = [*bounds, *(end.reward for own in ends for end in own if end.reward is not None)]
+    return [describe_state(own, min(rewards), max(rewards)) for own in ends]
 
 
 def _differ(ends: Sequence[Outcome]) -> bool:
@@ -299,7 +298,7 @@ def describe_state(ends: Sequence[Outcome], lowest: float, highest: float) -> St
     would miss most rare successes: among 8 continuations there is often none.
 
     Args:
-        lowest, highest: reward that an episode of this prompt may have, as far as was seen.
+        lowest, highest: reward that an episode may have, as far as was seen.
     """
     rewards = np.array([end.reward for end in ends if end.reward is not None], np.float64)
     count, failed = len(rewards), len(ends) - len(rewards)

@@ -378,7 +378,7 @@ def choose_episodes(folder: Path, options: EpisodeChoice, doing: str) -> list[di
 
     found = find_episodes(read_index(folder, task_or_plain), options)
     limit = found.num_rows if options.limit is None else options.limit
-    columns = ["trajectory_id", "iteration", "group_index", "partition", "row"]
+    columns = ["trajectory_id", "iteration", "group_index", "reward", "partition", "row"]
     chosen = found.take(spread(found.num_rows, limit)).select(columns).to_pylist()
     files = [folder / f"{place}.parquet" for place in dict.fromkeys(one["partition"] for one in chosen)]
     whole(files, doing, tokens=True)
@@ -435,6 +435,8 @@ def fork_stored(
     about = {"run": source.run, "run_id": source.run_id, "forked_by": forked_by}
     ids = (one["trajectory_id"] for one in chosen)
     request = content_hash(options.model_dump_json(), str(seed), json.dumps(rules.fingerprint), identity, *ids)
+    rewards = [one["reward"] for one in chosen if one["reward"] is not None]
+    bounds = min(rewards, default=0.0), max(rewards, default=0.0)
     parts = _plan_parts(chosen)
     tables = {name: read() for name, read in (stored or {}).items()}
     done = len(list(takewhile(lambda part: part[0] in tables and _made_for(tables[part[0]], request), parts)))
@@ -455,7 +457,7 @@ def fork_stored(
                 for name, place, rows in parts[done:]:
                     table = read_trajectories(folder / f"{place}.parquet").take([row["row"] for row in rows])
                     made, found = fork_episodes(
-                        table_to_trajectories(table), replayer, known, player.play, options, about
+                        table_to_trajectories(table), replayer, known, player.play, options, about, bounds
                     )
                     chunk = ({name: made.replace_schema_metadata({_REQUEST: request})},)
                     yield chunk
