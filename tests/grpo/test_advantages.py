@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from geo_sokoban_pipeline.config.estimators import ESTIMATORS, OverlongOptions
 from geo_sokoban_pipeline.grpo.advantages.distillation import token_advantages
 from geo_sokoban_pipeline.grpo.groups import Episodes
-from geo_sokoban_pipeline.grpo.length import overlong_penalty
+from geo_sokoban_pipeline.grpo.scoring import overlong_penalty
 from grpo.papers import PAPER
 
 DISTILLATION = {"teacher": "folder"}

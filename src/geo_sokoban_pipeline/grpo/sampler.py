@@ -94,11 +94,6 @@ class PromptSampler:
         for label, rates in observed_buckets.items():
             self.bucket_rates[label] = self._moved(self._bucket_rate(label), rates)
 
-    @property
-    def epoch(self) -> int:
-        """Complete epochs over the prompts: of the slowest bucket for `solve_rate`; 0 for `prompt_solve_rate`."""
-        return min(self.positions.get(label, 0) // len(members) for label, members in self._members.items())
-
     def state(self) -> dict[str, Any]:
         """Complete state as JSON values; a hash of the buckets stands for the prompts."""
         return {

@@ -32,7 +32,6 @@ from geo_sokoban_pipeline.grpo.groups import (
     is_constant,
     scale_by_rms,
 )
-from geo_sokoban_pipeline.grpo.length import overlong_penalty
 from geo_sokoban_pipeline.trajectories.types import TableContext, Trajectory, Turn
 
 _TOLERANCE = 1e-6
@@ -328,6 +327,19 @@ def _describe(graded: Sequence[Trajectory], turn_credits: list[Floats] | None, o
         versions=np.array([max(_versions(episode), default=-1) for episode in graded], np.int64),
         teacher_gaps=[teacher_gaps(episode, options) for episode in graded],
     )
+
+
+def overlong_penalty(lengths: ArrayLike, options: OverlongOptions) -> Floats:
+    """DAPO's soft penalty of long episodes (arXiv 2503.14476, section 3.4), to be added to the rewards.
+
+    Args:
+        lengths: (N,) sampled tokens of each episode, over all its responses.
+
+    Returns:
+        (N,) float64 in [−1, 0]: 0 up to `length − buffer`, falling to −1 at `length`.
+    """
+    over = np.asarray(lengths, np.float64) - (options.length - options.buffer)
+    return -np.clip(over / options.buffer, 0.0, 1.0)
 
 
 def _penalise(episodes: Episodes, options: OverlongOptions) -> Episodes:
