@@ -65,6 +65,12 @@ def test_grpo_over_a_server(project, sglang_server, capfd, monkeypatch):
     assert [row["policy_version"] for row in metrics] == [0, 1]
     for version, episodes in enumerate(rows):
         assert {episode["policy_version"] for episode in episodes} == versions_of(episodes) == {version}
+    # Its turns are continued over the server that the command names.
+    given = {"mode": "attach", "urls": [sglang_server], "faults": ON_CPU["faults"], **secrets}
+    few = {"limit": 3, "turns": 2, "continuations": 3, "first_continuations": 3}
+    project.run("fork_sokoban", params={"train_sokoban": {"rollout": {"server": given}}, "fork_sokoban": few})
+    values = project.load("fork_sokoban.turn_values@pandas")
+    assert set(values["policy_version"]) == {1} and set(values["continuations"]) == {3}
     assert_nowhere(project.root, SECRET, KEY)
     said = "".join(capfd.readouterr())
     assert SECRET not in said and KEY not in said

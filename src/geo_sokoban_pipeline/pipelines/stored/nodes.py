@@ -26,17 +26,19 @@ from geo_sokoban_pipeline.config.grpo import (
     TrainOptions,
     UpdatePipelineOptions,
 )
+from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.console import refuse, refusing
 from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
 from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
-from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
+from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows, unflatten
 from geo_sokoban_pipeline.runs.folders import RunStore, SourceError, iteration_of
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy
 from geo_sokoban_pipeline.runs.provenance import read_versions, summarise_commands
 from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind
 from geo_sokoban_pipeline.seeding import content_hash
+from geo_sokoban_pipeline.studies.plan import merge
 from geo_sokoban_pipeline.tasks import task_of, task_or_plain
 
 if TYPE_CHECKING:
@@ -421,10 +423,11 @@ def fork_stored(
     check_prompts(trained_on(), source, read_rows(prompts))
     chosen = choose_episodes(folder, options, f"fork_{settings.task}")
     threads = prepare_process(settings.threads)
+    fingerprint = open_policy(versions[max(versions)]).manifest["fingerprint"]
+    rules = RunRules.of({"fingerprint": fingerprint, **layout_of(settings, threads)})
     # The rules are those of the run; where and how its rollouts run are those of the command.
-    manifest = open_policy(versions[max(versions)]).manifest
-    rules = RunRules.of({"fingerprint": manifest["fingerprint"], **layout_of(settings, threads)})
-    played = settings.model_copy(update={"env": rules.env, "reward": rules.reward, "rollout": rules.rollout})
+    rollout = RolloutOptions.model_validate(merge(settings.rollout.model_dump(), unflatten(fingerprint)["rollout"]))
+    played = settings.model_copy(update={"env": rules.env, "reward": rules.reward, "rollout": rollout})
     replayer, reason = build_replayer(load_encoding(versions[0]), rules)
     if replayer is None:
         refuse(SourceError(f"{source.run}/{source.run_id} cannot be forked: {reason}"))
@@ -435,8 +438,7 @@ def fork_stored(
     about = {"run": source.run, "run_id": source.run_id, "forked_by": forked_by}
     ids = (one["trajectory_id"] for one in chosen)
     request = content_hash(options.model_dump_json(), str(seed), json.dumps(rules.fingerprint), identity, *ids)
-    rewards = [one["reward"] for one in chosen if one["reward"] is not None]
-    bounds = min(rewards, default=0.0), max(rewards, default=0.0)
+    rewards = [0.0, *(one["reward"] for one in chosen if one["reward"] is not None)]
     parts = _plan_parts(chosen)
     tables = {name: read() for name, read in (stored or {}).items()}
     done = len(list(takewhile(lambda part: part[0] in tables and _made_for(tables[part[0]], request), parts)))
@@ -457,7 +459,13 @@ def fork_stored(
                 for name, place, rows in parts[done:]:
                     table = read_trajectories(folder / f"{place}.parquet").take([row["row"] for row in rows])
                     made, found = fork_episodes(
-                        table_to_trajectories(table), replayer, known, player.play, options, about, bounds
+                        table_to_trajectories(table),
+                        replayer,
+                        known,
+                        player.play,
+                        options,
+                        about,
+                        (min(rewards), max(rewards)),
                     )
                     chunk = ({name: made.replace_schema_metadata({_REQUEST: request})},)
                     yield chunk
