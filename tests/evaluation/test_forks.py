@@ -281,6 +281,9 @@ def test_a_player_opens_one_policy_at_a_time(tiny_policy, train_options, sokoban
             ends = player.play(nodes, range(4))
     assert asked == [0, 2, 0, 2]
     assert ends[0] == ends[2] and all(len(own) == 4 for own in ends) and len(set(ends[1])) == 1
+    with player:  # all continuations of greedy decoding are one
+        (_, certain, _) = value_nodes(nodes, player.play, 2, 4, BOUNDS)
+    assert (certain.continuations, certain.low, certain.high) == (1, certain.value, certain.value)
 
 
 # A random environment.
@@ -298,7 +301,7 @@ class FixedDice:
     def step(self, text):
         self.throws += 1
         self.total += self.dice.randint(1, 6) * (1 if text == "a" else -1)
-        return {"obs_str": str(self.total)}, self.throws == 3, {"turn_reward": 0.0}
+        return {"obs_str": str(self.total)}, self.throws == 3, {}
 
     def format_observation(self, observation):
         return {"role": "user", "content": [{"type": "text", "text": observation["obs_str"]}]}

@@ -37,10 +37,13 @@ def test_the_worth_of_turns(clone):
     by_first = fork(clone, player="checkpoint", checkpoint="start", split="evaluation", limit=4, turns=1)
     assert set(by_first["forked_by"]) == {"train_sokoban/default@start"} and len(by_first) == 4
     assert set(clone.load("fork_sokoban.turn_values@polars").collect()["iteration"]) == {1}
+    greedy = fork(clone, split="evaluation", limit=None, turns=2)
+    assert set(greedy["is_greedy"]) == {False, True}
+    assert set(greedy[greedy["is_greedy"]]["continuations"]) == {1}
     clone.run("audit_sokoban")
     checks = clone.load("audit_sokoban.audit")["checks"]
     (own,) = (check for check in checks if check["check"] == "turn values")
-    assert (own["checked"], own["findings"]) == (4, [])
+    assert (own["checked"], own["findings"]) == (len(greedy), [])
 
 
 def test_a_killed_command_continues(finished_run, tmp_path):
@@ -88,8 +91,10 @@ def test_what_cannot_be_forked_is_said(clone, options, text):
 
 def test_a_policy_that_is_gone_is_said(clone):
     """Retention has deleted the checkpoint that sampled the episodes."""
+    before = fork(clone, limit=2)
     shutil.rmtree(clone.folder("06_models") / "checkpoints/iter=00000")
     with pytest.raises(
         ValueError, match="policy version 1 of train_sokoban/default is stored no longer; stored are 0, 2"
     ):
         fork(clone, first_iteration=1, last_iteration=1)
+    assert clone.load("fork_sokoban.turn_values@pandas").equals(before)  # nothing is replaced

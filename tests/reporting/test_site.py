@@ -141,7 +141,7 @@ def test_the_worth_of_turns_is_on_the_page_of_their_episode(tmp_path: Path) -> N
     episodes = play_groups(1.0, groups=1, size=2)
     outputs = store(tmp_path, episodes, "train_sokoban", "default")
     worth = {"value": 0.25, "value_after": 1.0, "advantage": 0.75, "success": 0.5, "success_after": 1.0}
-    known = {"turns_left": 3, "steps_left": 2, "is_solvable": True}
+    known = {"steps_left": 2, "is_solvable": True, "is_solvable_after": True}
     row = {"run": "train_sokoban", "run_id": "default", "forked_by": "sampler", **worth, **known}
     rows = [{**row, "trajectory_id": episodes[0].trajectory_id, "turn": turn} for turn in (1, 3)]
     rows[1] |= {"value": None, "left_out": "it does not come out again"}

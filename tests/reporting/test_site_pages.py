@@ -316,16 +316,19 @@ def test_the_bounds_are_those_of_the_loss(page: Page) -> None:
 @pytest.mark.parametrize(
     ("worths", "worst", "lost"),
     [
-        ([(0.5, 0.6, True), (0.6, 0.1, True), (0.1, 0.0, False)], 1, 1),  # of the chance to reach the goal
-        ([(0.5, 0.5, True), None, (0.5, 0.25, True)], 2, None),  # a turn was left out
-        ([(0.25, 0.5, None), (0.5, 1.0, None)], None, None),  # nothing was lost, and no solver knows more
+        ([(0.5, 0.6, True, True), (0.6, 0.1, True, False), (0.1, 0.0, False, False)], 1, 1),
+        ([(0.5, 0.5, True, True), None, (0.5, 0.25, True, False)], 2, 2),  # a turn was left out
+        ([(0.25, 0.5, None, None), (0.5, 1.0, None, None)], None, None),  # nothing was lost, and no solver knows more
     ],
 )
 def test_the_turn_that_loses_most(page: Page, worths: list[Any], worst: int | None, lost: int | None) -> None:
     """Of the value where there is no goal."""
     for names in (("success", "success_after"), ("value", "value_after")):
         base = dict.fromkeys(("success", "success_after", "value", "value_after"))
-        known = [one and {**base, **dict(zip((*names, "is_solvable"), one, strict=True))} for one in worths]
+        known = [
+            one and {**base, **dict(zip((*names, "is_solvable", "is_solvable_after"), one, strict=True))}
+            for one in worths
+        ]
         frames = [{"turn": {"worth": worth}, "at": at} for at, worth in enumerate(known)]
         found = page.run(f"largestDrop({json.dumps({'frames': frames})})")
         assert [one and one["at"] for one in (found["worst"], found["lost"])] == [worst, lost]

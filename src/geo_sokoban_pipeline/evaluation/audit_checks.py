@@ -250,7 +250,7 @@ def check_turn_values(rows: Sequence[Mapping[str, Any]], rewards: Mapping[str, f
         if not row["low"] <= row["value"] <= row["high"]:
             found.append((name, f"{where}: value {row['value']} outside of {row['low']} to {row['high']}"))
         of_state = (row["continuations"], row["value"], row["success"])
-        state = (row["iteration"], row["group_index"], row["policy_version"], row["history"])
+        state = tuple(row[name] for name in ("iteration", "group_index", "policy_version", "is_greedy", "history"))
         if known.setdefault(state, of_state) != of_state:
             found.append((name, f"{where}: another value than that of an equal history"))
         after = row["value_after"]
@@ -264,6 +264,7 @@ def check_turn_values(rows: Sequence[Mapping[str, Any]], rewards: Mapping[str, f
                 found.append((name, f"{where}: the episode ends with {after}, its reward is {rewards[name]}"))
         elif (
             following is not None
+            and following["value"] is not None
             and not row["is_reseeded"]
             and (following["trajectory_id"], following["policy_version"]) == (name, row["policy_version"])
             and following["turns_left"] == row["turns_left"] - 1

@@ -2,16 +2,19 @@
 
 A stored episode is carried out again up to a turn; from there a player continues many times. The value of a state is
 the mean reward of the whole episode over these continuations, undiscounted, which is what GRPO maximises. The advantage
-of a turn is the value after its response minus the value before it (VinePPO, arXiv 2410.01679, estimates it alike), so
-the advantages of an episode add up to its reward minus the value of its prompt.
+of a turn is the value after its response minus the value before it (VinePPO, arXiv 2410.01679, estimates it alike).
+Where one policy has sampled an episode, whose environment has no chance, the advantages of all its turns add up to its
+reward minus the value of its prompt.
 
-Equal histories are one node, whose continuations all turns share. Seeds follow from the history alone, so the same
-command gives the same table, whatever other episodes it is about. A continuation is no episode of a run: only its
+Equal histories are one node, whose continuations all turns share that are forked together. Seeds follow from the
+history alone, so a value does not depend on the other episodes of the command; its interval reaches over the rewards
+that were seen. A continuation is no episode of a run: only its
 reward and success are kept, so nothing trains on it, indexes it or scores it.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -63,6 +66,16 @@ class Node:
         """Equal for equal states that the same player continues."""
         return self.sampler, self.history
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the policy decodes greedily."""
+        return bool(json.loads(self.sampler[1] or "{}").get("greedy"))
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether all continuations are one: of greedy decoding in an environment without chance."""
+        return self.is_greedy and self.reseed_at is None
+
     def requests(self, group: int, root: int, numbers: Iterable[int]) -> list[EpisodeRequest]:
         """Requests of its continuations.
 
@@ -93,7 +106,7 @@ class ForkedTurn:
         turns_left: responses that the episode may have from here on, this one included.
         before: the state before it; None: the turn is left out.
         after: the state after it; None: the episode has ended with it.
-        steps_left: see `Task.steps_to_goal`, before the response.
+        steps_left, steps_after: see `Task.steps_to_goal`, before the response and after it.
         left_out: why: the turn does not come out as stored, or its episode has no reward.
     """
 
@@ -103,6 +116,7 @@ class ForkedTurn:
     before: Node | None = None
     after: Node | None = None
     steps_left: int | None = None
+    steps_after: int | None = None
     left_out: str | None = None
 
     @property
@@ -215,17 +229,17 @@ def find_forks(
                 reason = f"the episode is {episode.status}" if episode.reward is None else states.problem
                 found.append(replace(forked, left_out=reason))
                 continue
-            own = (responses[place].spans[0][0], episode.sampling) if responses[place].spans else (0, episode.sampling)
-            sampler = own if own_sampler else (None, "")
+            sampler = (responses[place].weight_version, episode.sampling) if own_sampler else (None, "")
             before = _node_before(episode, numbers[place], states, responses[:place], sampler)
             after = None
-            if states.is_random and episode.turns[numbers[place]].info:  # it was carried out
+            if states.is_random and place < states.stepped:
                 after = _node_after(before, episode, numbers[place], responses[place])
             elif place + 1 < len(numbers):
                 after = _node_before(episode, numbers[place + 1], states, responses[: place + 1], sampler)
             before = nodes.setdefault(before.key, before)
             after = None if after is None else nodes.setdefault(after.key, after)
-            found.append(replace(forked, before=before, after=after, steps_left=states.steps[place]))
+            steps = states.steps[place : place + 2]
+            found.append(replace(forked, before=before, after=after, steps_left=steps[0], steps_after=steps[1]))
     return found
 
 
@@ -266,7 +280,8 @@ def value_nodes(
 ) -> list[StateValue]:
     """The value of each node, in two stages: few continuations, then more of the nodes whose ends differ.
 
-    Ends differ where some reach the goal and others do not; where the environment does not say, in their rewards.
+    Ends differ where some reach the goal and others do not; where the environment does not say, in their rewards. A
+    node whose continuations are all one gets one, and no interval.
 
     Args:
         first: continuations of every node.
@@ -274,15 +289,25 @@ def value_nodes(
         bounds: lowest and highest reward that episodes of the run are known to have.
     """
     ends: list[list[Outcome]] = [[] for _ in nodes]
-    for numbers in (range(first), range(first, most)):
-        chosen = [index for index, known in enumerate(ends) if not known or _differ(known)]
+
+    def play_on(numbers: range, chosen: Sequence[int]) -> None:
         size = max(1, _TOGETHER // max(1, len(numbers)))
         for begin in range(0, len(chosen) if numbers else 0, size):
             part = chosen[begin : begin + size]
             for index, own in zip(part, play([nodes[index] for index in part], numbers), strict=True):
                 ends[index] += own
+
+    certain = [index for index, node in enumerate(nodes) if node.is_certain]
+    open_ended = [index for index, node in enumerate(nodes) if not node.is_certain]
+    play_on(range(1), certain)
+    play_on(range(first), open_ended)
+    play_on(range(first, most), [index for index in open_ended if _differ(ends[index])])
     rewards = [*bounds, *(end.reward for own in ends for end in own if end.reward is not None)]
-    return [describe_state(own, min(rewards), max(rewards)) for own in ends]
+    values = [describe_state(own, min(rewards), max(rewards)) for own in ends]
+    for index in certain:
+        value, success = values[index].value, values[index].success
+        values[index] = replace(values[index], low=value, high=value, success_low=success, success_high=success)
+    return values
 
 
 def _differ(ends: Sequence[Outcome]) -> bool:
@@ -353,7 +378,9 @@ def value_turns(
                 **{name: getattr(first, name) for name in _STATE},
                 **{f"{name}_after": getattr(second, name) for name in _STATE},
                 "advantage": _gain(first.value, second.value),
+                "is_greedy": before.is_greedy if before.sampler[1] else None,
                 "is_solvable": None if one.steps_left is None else one.steps_left >= 0,
+                "is_solvable_after": None if one.steps_after is None else one.steps_after >= 0,
                 "steps_left": None if one.steps_left == -1 else one.steps_left,
                 "is_reseeded": before.reseed_at is not None,
             }

@@ -123,11 +123,11 @@ class Replayer:
             episode.advance(response)
         else:
             if episode.status == stored.status:
-                steps.append(None)  # the end
+                steps.append(self.task.steps_to_goal(episode.env))
             else:
                 problem = f"the replay is {episode.status} after the last response, the episode {stored.status}"
         close_environment(episode.env, stored.trajectory_id, episode.env_calls)
-        return ReplayedStates(row, steps, hasattr(episode.env, "reseed"), problem)
+        return ReplayedStates(row, steps, hasattr(episode.env, "reseed"), problem, episode.stepped)
 
     def _row_of(self, stored: Trajectory, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
         """Prompt of an episode; a problem may occur with several answers."""
@@ -160,15 +160,17 @@ class ReplayedStates:
 
     Attributes:
         row: its prompt.
-        steps: of each state that comes out as stored, in order: `Task.steps_to_goal`; None for the end.
+        steps: of each state that comes out as stored, in order: `Task.steps_to_goal`.
         is_random: whether the environment draws random numbers, which `reseed` changes.
         problem: why the following states do not come out; None: all do.
+        stepped: responses that the environment has carried out.
     """
 
     row: dict[str, Any]
     steps: list[int | None]
     is_random: bool
     problem: str | None
+    stepped: int = 0
 
 
 def prompts_by_key(rows: Sequence[Mapping[str, Any]], task: Task) -> dict[str, list[Mapping[str, Any]]]:

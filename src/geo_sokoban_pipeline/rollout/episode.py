@@ -208,6 +208,11 @@ class Episode:
         """Whether the next response is due."""
         return self.status == "pending"
 
+    @property
+    def stepped(self) -> int:
+        """Responses that the environment has carried out."""
+        return len(self._infos)
+
     # Start.
 
     def start(self, build_env: EnvFactory) -> None:

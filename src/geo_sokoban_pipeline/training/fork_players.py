@@ -75,9 +75,9 @@ class PolicyPlayer:
         known = json.loads(sampling or "{}")
         given = {name: known[name] for name in SamplingOptions.model_fields if name in known}
         chosen = SamplingOptions.model_validate(given) if given else options.rollout.sampling
-        return RolloutSettings(
-            options.env, options.reward, options.rollout, chosen, 0, options.task, self._engine.version
-        )
+        # Failed continuations are counted in the table.
+        lenient = options.rollout.model_copy(update={"max_failed_share": 1.0})
+        return RolloutSettings(options.env, options.reward, lenient, chosen, 0, options.task, self._engine.version)
 
     def _open(self, version: int | None) -> None:
         """Open the policy of a version in place of the one before."""
@@ -150,6 +150,7 @@ def open_player(
     rules: TrainOptions,
     training: Rows,
     versions: Mapping[int, Path],
+    needed: set[int],
     policy_of: Callable[[], PolicyFolder],
     seed: int,
 ) -> tuple[PolicyPlayer | AgentPlayer, str, str]:
@@ -159,6 +160,7 @@ def open_player(
         rules: of the run.
         training: training prompts, from which agents count frequent answers.
         versions: folders of the run's stored policies.
+        needed: versions that have sampled the episodes.
         policy_of: the policy that the source names.
 
     Returns:
@@ -180,6 +182,8 @@ def open_player(
                 )
             return open_policy(versions[version])
 
+        for version in sorted(needed - versions.keys()):
+            sampler_of(version)  # before anything is replaced
         known = {version: read_manifest(path, verify=False) or {} for version, path in versions.items()}
         digests = [f"{version} {hash_files(manifest['files'])}" for version, manifest in known.items()]
         return PolicyPlayer(sampler_of, rules, seed), "sampler", content_hash(*digests)

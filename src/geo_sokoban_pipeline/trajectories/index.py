@@ -430,7 +430,9 @@ def find_episodes(index: pa.Table, options: EpisodeChoice) -> pa.Table:
     if options.last_iteration is not None:
         conditions.append(pc.less_equal(index["iteration"], options.last_iteration))
     found = index.filter(reduce(pc.and_, conditions))
-    first = options.first_iteration if options.first_iteration is not None else pc.max(found["iteration"])
+    first: Any = options.first_iteration
+    if first is None:  # ids may be of any
+        first = 0 if options.ids else pc.max(found["iteration"])
     found = found.filter(pc.greater_equal(found["iteration"], first))
     if options.tags:
         wanted = set(options.tags)

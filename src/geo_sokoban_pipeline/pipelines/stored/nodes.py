@@ -380,7 +380,7 @@ def choose_episodes(folder: Path, options: EpisodeChoice, doing: str) -> list[di
 
     found = find_episodes(read_index(folder, task_or_plain), options)
     limit = found.num_rows if options.limit is None else options.limit
-    columns = ["trajectory_id", "iteration", "group_index", "reward", "partition", "row"]
+    columns = ["trajectory_id", "iteration", "group_index", "policy_version", "partition", "row"]
     chosen = found.take(spread(found.num_rows, limit)).select(columns).to_pylist()
     files = [folder / f"{place}.parquet" for place in dict.fromkeys(one["partition"] for one in chosen)]
     whole(files, doing, tokens=True)
@@ -390,7 +390,7 @@ def choose_episodes(folder: Path, options: EpisodeChoice, doing: str) -> list[di
 _GROUPS = 4  # groups of episodes in a part of the table
 
 
-def fork_stored(
+def fork_stored(  # noqa: PLR0915 - one place for the whole command
     outputs: Callable[[], Path],
     versions_of: Callable[[], dict[int, Path]],
     policy_of: Callable[[], PolicyFolder],
@@ -431,17 +431,17 @@ def fork_stored(
     replayer, reason = build_replayer(load_encoding(versions[0]), rules)
     if replayer is None:
         refuse(SourceError(f"{source.run}/{source.run_id} cannot be forked: {reason}"))
-    known = prompts_by_key(
-        [row for frame in (prompts, validation_prompts, eval_prompts) for row in read_rows(frame)], rules.task
-    )
-    player, forked_by, identity = open_player(options, played, read_rows(prompts), versions, policy_of, seed)
+    frames = [read_rows(frame) for frame in (prompts, validation_prompts, eval_prompts)]
+    known = prompts_by_key([row for frame in frames for row in frame], rules.task)
+    needed = {one["policy_version"] for one in chosen}
+    player, forked_by, identity = open_player(options, played, frames[0], versions, needed, policy_of, seed)
     about = {"run": source.run, "run_id": source.run_id, "forked_by": forked_by}
-    ids = (one["trajectory_id"] for one in chosen)
-    request = content_hash(options.model_dump_json(), str(seed), json.dumps(rules.fingerprint), identity, *ids)
-    rewards = [0.0, *(one["reward"] for one in chosen if one["reward"] is not None)]
+    inputs = (options.model_dump_json(), settings.policy.model_dump_json(), json.dumps(rules.fingerprint), identity)
+    request = content_hash(str(seed), *inputs, *(one["trajectory_id"] for one in chosen))
     parts = _plan_parts(chosen)
     tables = {name: read() for name, read in (stored or {}).items()}
     done = len(list(takewhile(lambda part: part[0] in tables and _made_for(tables[part[0]], request), parts)))
+    bounds = _reward_bounds(folder)
     counts: Counter[str] = Counter()
 
     def progress() -> str:
@@ -465,7 +465,7 @@ def fork_stored(
                         player.play,
                         options,
                         about,
-                        (min(rewards), max(rewards)),
+                        bounds,
                     )
                     chunk = ({name: made.replace_schema_metadata({_REQUEST: request})},)
                     yield chunk
@@ -481,6 +481,14 @@ def fork_stored(
         counts["turns"] * options.continuations,
         counts["left_out"],
     )
+
+
+def _reward_bounds(folder: Path) -> tuple[float, float]:
+    """Lowest and highest reward of a run's stored episodes."""
+    from geo_sokoban_pipeline.trajectories.index import read_index
+
+    rewards = [reward for reward in read_index(folder, task_or_plain)["reward"].to_pylist() if reward is not None]
+    return min(rewards, default=0.0), max(rewards, default=0.0)
 
 
 def _plan_parts(chosen: Sequence[dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:

@@ -46,7 +46,16 @@ _SHORTEST_RUN = 3  # equal tokens in a row from which on only their number is st
 _LEFT_OUT = ("run", "run_id", "partition", "row", "tag_counts")  # of the index; the site has them in other forms
 _MEANS = ("image_reliance", "entropy", "ratio")  # of the scores of an episode's tokens: columns of the list
 # Columns of `turn_values` that the page of an episode shows.
-_WORTH = ("value", "value_after", "advantage", "success", "success_after", "turns_left", "steps_left", "is_solvable")
+_WORTH = (
+    "value",
+    "value_after",
+    "advantage",
+    "success",
+    "success_after",
+    "steps_left",
+    "is_solvable",
+    "is_solvable_after",
+)
 _MEASURES = ("log_prob", "gap", "entropy", "image_reliance")  # of a token; the last two from scores
 _COUNTED = ("trajectory_id", "token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "weight_spans")
 _ABLATIONS = ("blank", "shuffled", "shuffled_first")  # suffixes of a policy's name in an evaluation

@@ -56,10 +56,10 @@ function noValues(e) {
 // The turn that loses most: of the chance to reach the goal, where that is known, else of the value. `lost` is the first
 // response after which the goal is out of reach, as far as the task's solver knows.
 function largestDrop(e) {
-  const known = e.frames.filter((frame) => frame.turn?.worth).map(({ turn, at }, place, all) => {
-    const { value, value_after, success, success_after } = turn.worth, next = all[place + 1]?.turn.worth;
+  const known = e.frames.filter((frame) => frame.turn?.worth).map(({ turn, at }) => {
+    const { value, value_after, success, success_after, is_solvable, is_solvable_after } = turn.worth;
     const [before, after] = success === null || success_after === null ? [value, value_after] : [success, success_after];
-    return { at, before, after, drop: before - after, isLost: turn.worth.is_solvable === true && next?.is_solvable === false };
+    return { at, before, after, drop: before - after, isLost: is_solvable === true && is_solvable_after === false };
   });
   const worst = known.reduce((most, one) => (one.drop > (most?.drop ?? 0) ? one : most), null);
   return { worst, lost: known.find((one) => one.isLost) ?? null };
