@@ -439,8 +439,7 @@ def fork_stored(  # noqa: PLR0915 - one place for the whole command
     inputs = (options.model_dump_json(), settings.policy.model_dump_json(), json.dumps(rules.fingerprint), identity)
     request = content_hash(str(seed), *inputs, *(one["trajectory_id"] for one in chosen))
     parts = _plan_parts(chosen)
-    tables = {name: read() for name, read in (stored or {}).items()}
-    done = len(list(takewhile(lambda part: part[0] in tables and _made_for(tables[part[0]], request), parts)))
+    done = len(list(takewhile(lambda part: _made_for((stored or {}).get(part[0]), request), parts)))
     bounds = _reward_bounds(folder)
     counts: Counter[str] = Counter()
 
@@ -509,9 +508,14 @@ def _plan_parts(chosen: Sequence[dict[str, Any]]) -> list[tuple[str, str, list[d
 _REQUEST = "fork_request"  # in the metadata of a part: hash of all that it follows from
 
 
-def _made_for(table: pa.Table, request: str) -> bool:
-    """Whether a part was made by the same command."""
-    return (table.schema.metadata or {}).get(_REQUEST.encode()) == request.encode()
+def _made_for(read: Callable[[], pa.Table] | None, request: str) -> bool:
+    """Whether a part is stored that the same command has made; one that cannot be read is made again."""
+    from kedro.io import DatasetError
+
+    try:
+        return read is not None and (read().schema.metadata or {}).get(_REQUEST.encode()) == request.encode()
+    except DatasetError:
+        return False
 
 
 def whole(files: Sequence[Path], doing: str, *, tokens: bool = False, groups: bool = False) -> None:
