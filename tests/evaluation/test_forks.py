@@ -231,7 +231,7 @@ def test_states_are_described(rewards, solved, bounds, value, low, high, varianc
 
 
 def test_more_continuations_where_ends_differ():
-    """Of the goal, or of the reward where nobody knows a goal."""
+    """Of the goal, or of the reward where the environment names no goal."""
     asked: list[tuple[str, int]] = []
     ends = {
         "always": lambda number: Outcome(1.0 + 0.1 * number, True),

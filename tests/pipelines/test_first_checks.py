@@ -101,7 +101,7 @@ def stored(finished_run, tmp_path_factory):
 @pytest.mark.parametrize(
     ("pipeline", "params", "said"),
     [
-        # What a source names
+        # The target of a source
         (
             "evaluate_sokoban",
             "run_id=seed3",

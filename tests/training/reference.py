@@ -376,14 +376,14 @@ def responses(episode: Trajectory) -> list[Any]:
 
 
 def states(episode: Trajectory) -> list[Any]:
-    """What the policy saw before each of its turns."""
+    """Text and images before each turn of the policy."""
     users = [turn for turn in episode.turns if turn.role == "user"]
     seen = [(turn.text, *(episode.images[index] for index in turn.image_indices)) for turn in users]
     return seen[: len(responses(episode))]
 
 
 def worth_of_turns(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndarray:
-    """What each turn has earned; those that the environment never saw are worth nothing."""
+    """Worth of each turn; a turn that the environment never saw is worth 0."""
     seen = [turn for turn in responses(episode) if turn.reward is not None]
     cells = [episode.reward_parts["dist0"], *(turn.info["box_target_distance"] for turn in seen)]
     share = 1 / len(seen) if reward_args["aggregate"] == "mean" and seen else 1.0

@@ -72,7 +72,7 @@ class AtOnce(ThreadPoolExecutor):
 
 @dataclass
 class Log:
-    """What a loop did.
+    """Events of a loop.
 
     Attributes:
         weights: version and source of each set that the engine got.
@@ -99,7 +99,7 @@ def changed(options: TrainOptions, changes: dict[str, Any]) -> TrainOptions:
 
 @contextmanager
 def watched() -> Iterator[Log]:
-    """What loops of the `with` block do."""
+    """Events of the loops of the `with` block."""
     found = Log()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rollout_workers, "build_engine", lambda policy, options, launcher: ApartEngine(policy, found))

@@ -42,7 +42,7 @@ print(describe_heap())
     [
         (False, {}, "inside"),
         (True, {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, "outside"),
-        # What a user sets stands.
+        # A setting of the user stands.
         (True, {"MALLOC_MMAP_THRESHOLD_": str(32 << 20)}, "inside"),
     ],
 )

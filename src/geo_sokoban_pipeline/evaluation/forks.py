@@ -7,9 +7,9 @@ Where one policy has sampled an episode, whose environment has no chance, the ad
 reward minus the value of its prompt.
 
 Equal histories are one node, whose continuations all turns share that are forked together. Seeds follow from the
-history alone, so a value does not depend on the other episodes of the command; its interval reaches over the rewards
-that were seen. A continuation is no episode of a run: only its
-reward and success are kept, so nothing trains on it, indexes it or scores it.
+history alone, so a value does not depend on the other episodes of the command; its interval does by the range of the
+rewards that were seen. A continuation is no episode of a run: only its reward and success are kept, so nothing trains
+on it, indexes it or scores it.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def fork_episodes(
 
     Args:
         replayer: with the rules of the run.
-        rows: prompts of the split that the episodes belong to, see `prompts_by_key`.
+        rows: prompts of all splits, see `prompts_by_key`.
         play: continues.
         about: values of the columns `run`, `run_id` and `forked_by`.
         bounds: see `value_nodes`.
@@ -214,7 +214,7 @@ def find_forks(
 
     Args:
         replayer: with the rules of the run.
-        rows: prompts of the split that the episodes belong to, see `prompts_by_key`.
+        rows: prompts of all splits, see `prompts_by_key`.
         own_sampler: whether each turn is continued by the policy that sampled it.
         turns: of each episode at most, evenly spread; None: all.
     """

@@ -182,7 +182,7 @@ def prompts_by_key(rows: Sequence[Mapping[str, Any]], task: Task) -> dict[str, l
 
 
 def _departure(stored: Trajectory, number: int, replayed: Episode) -> str | None:
-    """What a policy would see before a turn in place of what is stored; None: the same."""
+    """The first difference between the replay and the stored episode before a turn; None: a policy sees the same."""
     if not replayed.is_pending:
         return f"the replay is {replayed.status} before turn {number}" + (
             f": {replayed.error}" if replayed.error else ""

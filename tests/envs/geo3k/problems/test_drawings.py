@@ -32,7 +32,7 @@ kinds = st.sampled_from(KINDS)
 seeds = st.integers(0, 2**32)
 
 
-# What a drawing proves by itself: its coordinates are measured and its labels read, without the generator.
+# Proofs of a drawing by itself: its coordinates are measured and its labels read, without the generator.
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)?(?:√(\d+))?")
 _LINEAR = re.compile(r"\(?(\d*)x(?: ([+−]) (\d+))?\)?")
