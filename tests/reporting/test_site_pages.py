@@ -235,8 +235,15 @@ def test_channels_and_tokens(page: Page, episodes: list[Trajectory]) -> None:
     episode = episodes[5]
     go(page, address(episode), ".tok.made")
     assert page.text(".channels [aria-pressed=true]") == "log-prob"
-    disabled = page.texts(".channels button:disabled")
-    assert disabled == ["ratio new to old", "clipped", "reference − engine", "entropy", "use of the image"]
+    assert page.texts(".channels button:disabled") == [
+        "value before",
+        "measured advantage",
+        "ratio new to old",
+        "clipped",
+        "reference − engine",
+        "entropy",
+        "use of the image",
+    ]
     page.press(".")
     page.wait("document.querySelector('.detail') !== null")
     first = int(np.flatnonzero(episode.loss_mask)[0])
