@@ -14,6 +14,7 @@ from geo_sokoban_pipeline.config import study
 from geo_sokoban_pipeline.config.base import RunId, RunNames, Seed, Setting, StrictModel, with_defaults
 from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
+    CreditPipelineOptions,
     EvaluatePipelineOptions,
     ExportPipelineOptions,
     ForkPipelineOptions,
@@ -39,6 +40,7 @@ ON_RUNS: dict[str, tuple[type[StrictModel], str]] = {
     "browse": (BrowsePipelineOptions, "The site of stored episodes."),
     "score": (ScorePipelineOptions, "Scores of the tokens of stored episodes."),
     "fork": (ForkPipelineOptions, "The worth of turns of stored episodes, by continuing from the states around them."),
+    "credit": (CreditPipelineOptions, "Estimated advantages against the true ones."),
     "control": (study.ControlOptions, "More SFT instead of GRPO, to compare with."),
 }
 

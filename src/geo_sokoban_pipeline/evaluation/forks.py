@@ -180,6 +180,7 @@ def fork_episodes(
     options: ForkPipelineOptions,
     about: Mapping[str, Any],
     bounds: tuple[float, float],
+    choose: Callable[[list[ForkedTurn]], list[ForkedTurn]] = list,
 ) -> tuple[pa.Table, Counter[str]]:
     """Rows of `TURN_VALUES` of some episodes, and their numbers of turns, histories, continuations, turns left out.
 
@@ -187,10 +188,11 @@ def fork_episodes(
         replayer: with the rules of the run.
         rows: prompts of all splits, see `prompts_by_key`.
         play: continues.
+        choose: the turns that are measured.
         about: values of the columns `run`, `run_id` and `forked_by`.
         bounds: see `value_nodes`.
     """
-    turns = find_forks(episodes, replayer, rows, options.player == "sampler", options.turns)
+    turns = choose(find_forks(episodes, replayer, rows, options.player == "sampler", options.turns))
     nodes = list({node.key: node for turn in turns for node in turn.nodes}.values())
     values = value_nodes(nodes, play, options.first_continuations, options.continuations, bounds)
     by_key = {node.key: value for node, value in zip(nodes, values, strict=True)}
@@ -243,18 +245,22 @@ def find_forks(
     return found
 
 
-def _node_before(
-    episode: Trajectory, number: int, states: ReplayedStates, past: tuple[Result, ...], sampler: Sampler
-) -> Node:
-    """The state before a turn of an episode, after these responses."""
-    history = content_hash(
+def history_of(episode: Trajectory, number: int) -> str:
+    """Hash of all that led to the state before a turn; equal states have equal ones."""
+    return content_hash(
         episode.task_id,
         episode.label or "",
         episode.token_ids[: episode.turns[number].token_start].tobytes(),
         *(episode.images[index] for turn in episode.turns[:number] for index in turn.image_indices),
     )
+
+
+def _node_before(
+    episode: Trajectory, number: int, states: ReplayedStates, past: tuple[Result, ...], sampler: Sampler
+) -> Node:
+    """The state before a turn of an episode, after these responses."""
     return Node(
-        history=history,
+        history=history_of(episode, number),
         row=states.row,
         past=past,
         texts=tuple(turn.text for turn in episode.turns[:number] if turn.role == "assistant"),

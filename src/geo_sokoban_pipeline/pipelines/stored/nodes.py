@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import groupby, takewhile
 from operator import itemgetter
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
+    CreditPipelineOptions,
     EpisodeChoice,
     EvaluatePipelineOptions,
     ExportPipelineOptions,
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from geo_sokoban_pipeline.training.fork_players import AgentPlayer, PolicyPlayer
+    from geo_sokoban_pipeline.trajectories.types import Trajectory
+
 logger = logging.getLogger(__name__)
 TrainedOn = tuple[str | None, str | None]  # data id, and hash of the prompts
 
@@ -60,7 +65,8 @@ def collect_trajectories(
     """Roll out iterations with a stored policy; one yield each.
 
     With a checkpoint of the training run, its data cursor is used too: the iteration after it is rolled out as in the
-    loop. An iteration whose ranks are lost begins again; those before it are stored.
+    loop, unless `options.prompts` says that all iterations have the same prompts. An iteration whose ranks are lost
+    begins again; those before it are stored.
     """
     from geo_sokoban_pipeline.grpo.scoring import scored_context
     from geo_sokoban_pipeline.policies.policy import load_as
@@ -69,6 +75,7 @@ def collect_trajectories(
     from geo_sokoban_pipeline.training.rollout_workers import open_rollouts
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import open_worker_group, restarting
+    from geo_sokoban_pipeline.trajectories.index import spread
     from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
 
     rows = read_rows(prompts)
@@ -83,6 +90,9 @@ def collect_trajectories(
         policy = load_as(settings.sent_policy, source.path)
     first = int(manifest.get("policy_version", 0))
     following, cursor = first, manifest.get("sampler")
+    if options.prompts is not None:
+        rows = [rows[place] for place in spread(len(rows), options.prompts)]
+        settings, cursor = _rolling_all(settings, len(rows)), None
     # Nothing is trained, so that each rank needs whole weights, and no part of them.
     whole_weights = settings.model_copy(update={"sharding": "none", "replicas": 1, "backend": "fsdp"})
 
@@ -114,6 +124,17 @@ def collect_trajectories(
                 yield chunk
                 release(chunk)
                 following, cursor = iteration + 1, sampler.state()
+
+
+def _rolling_all(settings: TrainOptions, count: int) -> TrainOptions:
+    """Settings by which each iteration rolls out each of so many prompts once, and all episodes to their end."""
+    return settings.model_copy(
+        update={
+            "grpo": settings.grpo.model_copy(update={"groups": count, "max_refill": 1.0}),
+            "prompts": settings.prompts.model_copy(update={"order": "shuffle"}),
+            "rollout": settings.rollout.model_copy(update={"over_sampling": 1.0, "partial": False}),
+        }
+    )
 
 
 def update_on_stored(
@@ -390,7 +411,7 @@ def choose_episodes(folder: Path, options: EpisodeChoice, doing: str) -> list[di
 _GROUPS = 4  # groups of episodes in a part of the table
 
 
-def fork_stored(  # noqa: PLR0915 - one place for the whole command
+def fork_stored(
     outputs: Callable[[], Path],
     versions_of: Callable[[], dict[int, Path]],
     policy_of: Callable[[], PolicyFolder],
@@ -407,7 +428,6 @@ def fork_stored(  # noqa: PLR0915 - one place for the whole command
 
     One yield for some groups of episodes; a command that was killed continues after those that are stored.
     """
-    from geo_sokoban_pipeline.console import track
     from geo_sokoban_pipeline.evaluation.audit import RunRules, build_replayer
     from geo_sokoban_pipeline.evaluation.forks import fork_episodes
     from geo_sokoban_pipeline.evaluation.replay import prompts_by_key
@@ -415,7 +435,6 @@ def fork_stored(  # noqa: PLR0915 - one place for the whole command
     from geo_sokoban_pipeline.training.checkpoint import layout_of
     from geo_sokoban_pipeline.training.fork_players import open_player
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.worker_group import restarting
     from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
@@ -438,9 +457,136 @@ def fork_stored(  # noqa: PLR0915 - one place for the whole command
     about = {"run": source.run, "run_id": source.run_id, "forked_by": forked_by}
     inputs = (options.model_dump_json(), settings.policy.model_dump_json(), json.dumps(rules.fingerprint), identity)
     request = content_hash(str(seed), *inputs, *(one["trajectory_id"] for one in chosen))
-    parts = _plan_parts(chosen)
-    done = len(list(takewhile(lambda part: _made_for((stored or {}).get(part[0]), request), parts)))
     bounds = _reward_bounds(folder)
+
+    def fork(part: tuple[str, list[dict[str, Any]]]) -> tuple[pa.Table, Counter[str]]:
+        place, rows = part
+        table = read_trajectories(folder / f"{place}.parquet").take([row["row"] for row in rows])
+        return fork_episodes(table_to_trajectories(table), replayer, known, player.play, options, about, bounds)
+
+    yield from _fork_parts(_plan_parts(chosen), fork, player, stored, request, played, options.continuations)
+
+
+def fork_resampled(
+    trajectories: Mapping[str, Callable[[], pa.Table]],
+    policy_of: Callable[[], PolicyFolder],
+    prompts: pd.DataFrame,
+    stored: Mapping[str, Callable[[], pa.Table]] | None,
+    options: CreditPipelineOptions,
+    settings: TrainOptions,
+    seed: int,
+) -> Iterator[tuple[Any, ...]]:
+    """Measure the worth of turns of resampled groups: all of the first iteration, and those that many groups share.
+
+    One yield for all groups of a prompt; a command that was killed continues after those that are stored.
+    """
+    from geo_sokoban_pipeline.evaluation.credit import choose_turns
+    from geo_sokoban_pipeline.evaluation.forks import fork_episodes
+    from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
+    from geo_sokoban_pipeline.policies.policy import load_encoding
+    from geo_sokoban_pipeline.training.fork_players import PolicyPlayer
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.trajectories.parquet import partition
+
+    task, folder, source = task_of(settings.task), policy_of(), options.source
+    prepare_process(settings.threads)
+    replayer = Replayer(load_encoding(folder.path), settings.env, settings.reward, settings.rollout, task)
+    known = prompts_by_key(read_rows(prompts), task)
+    episodes = read_resampled(trajectories)
+    by_prompt: dict[tuple[str, str | None], list[Trajectory]] = {}
+    for episode in episodes:
+        by_prompt.setdefault((episode.task_id, episode.label), []).append(episode)
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    bounds = min(rewards), max(rewards)
+    # Without a first stage, means over many states are right: a state whose first ends agree keeps their mean.
+    continued = ForkPipelineOptions(
+        source=source, continuations=options.continuations, first_continuations=options.continuations
+    )
+    run = f"credit_{settings.task}"
+    about = {"run": run, "run_id": source.run_id, "forked_by": "sampler"}
+    request = content_hash(
+        str(seed), options.model_dump_json(), settings.model_dump_json(), hash_files(folder.manifest["files"])
+    )
+    player = PolicyPlayer(lambda version: folder, settings, seed)
+
+    def fork(own: list[Trajectory]) -> tuple[pa.Table, Counter[str]]:
+        chosen = partial(choose_turns, visits=options.visits, whole=episodes[0].iteration)
+        return fork_episodes(own, replayer, known, player.play, continued, about, bounds, chosen)
+
+    first = partition(episodes[0].iteration)
+    parts = [(f"{first}/part-{number:03d}", own, len(own)) for number, own in enumerate(by_prompt.values())]
+    yield from _fork_parts(parts, fork, player, stored, request, settings, options.continuations)
+
+
+def read_resampled(trajectories: Mapping[str, Callable[[], pa.Table]]) -> list[Trajectory]:
+    """Episodes with a reward, of all iterations in their order."""
+    from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
+
+    episodes = [episode for name in sorted(trajectories) for episode in table_to_trajectories(trajectories[name]())]
+    return [episode for episode in episodes if episode.reward is not None]
+
+
+def measure_estimators(
+    trajectories: Mapping[str, Callable[[], pa.Table]],
+    turn_values: Mapping[str, Callable[[], pa.Table]],
+    policy_of: Callable[[], PolicyFolder],
+    options: CreditPipelineOptions,
+    settings: TrainOptions,
+    seed: int,
+) -> tuple[dict[str, Any], str]:
+    """Each advantage against the true ones: table and page."""
+    import pyarrow as pa
+
+    from geo_sokoban_pipeline.evaluation.credit import compare_estimators, describe_turns
+    from geo_sokoban_pipeline.policies.policy import load_as
+    from geo_sokoban_pipeline.reporting.credit import render_credit
+    from geo_sokoban_pipeline.training.gradient_cosines import measure_cosines
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+
+    task, folder = task_of(settings.task), policy_of()
+    prepare_process(settings.threads)
+    episodes = read_resampled(trajectories)
+    turns = describe_turns(episodes, pa.concat_tables(read() for read in turn_values.values()))
+    policy = load_as(settings.policy, folder.path)
+    found = compare_estimators(
+        episodes,
+        turns,
+        settings,
+        options.estimators,
+        partial(
+            measure_cosines,
+            turns=turns,
+            episodes=episodes,
+            policy=policy,
+            optimizer=settings.optimizer,
+            temperature=settings.rollout.sampling.temperature,
+            seed=seed,
+        ),
+        seed,
+    )
+    credit = {"source": options.source.model_dump(), "policy_version": folder.manifest.get("policy_version"), **found}
+    return credit, render_credit(credit, task)
+
+
+def _fork_parts(
+    parts: Sequence[tuple[str, Any, int]],
+    fork: Callable[[Any], tuple[pa.Table, Counter[str]]],
+    player: PolicyPlayer | AgentPlayer,
+    stored: Mapping[str, Callable[[], pa.Table]] | None,
+    request: str,
+    settings: TrainOptions,
+    continuations: int,
+) -> Iterator[tuple[Any, ...]]:
+    """One yield for each part of a table of turn values; those that the same request has stored are not made again.
+
+    Args:
+        parts: name, what `fork` takes, and its number of episodes.
+        settings: where the player rolls out.
+    """
+    from geo_sokoban_pipeline.console import track
+    from geo_sokoban_pipeline.training.worker_group import restarting
+
+    done = len(list(takewhile(lambda part: _made_for((stored or {}).get(part[0]), request), parts)))
     counts: Counter[str] = Counter()
 
     def progress() -> str:
@@ -451,33 +597,24 @@ def fork_stored(  # noqa: PLR0915 - one place for the whole command
         return
     if not done:
         yield (Rewind(-1),)
-    with track("fork turns, episodes", len(chosen), keep=False) as bar:
-        bar.advance(sum(len(rows) for _, _, rows in parts[:done]))
-        for attempt in restarting(played, progress):
+    with track("fork turns, episodes", sum(size for _, _, size in parts), keep=False) as bar:
+        bar.advance(sum(size for _, _, size in parts[:done]))
+        for attempt in restarting(settings, progress):
             with attempt, player:
-                for name, place, rows in parts[done:]:
-                    table = read_trajectories(folder / f"{place}.parquet").take([row["row"] for row in rows])
-                    made, found = fork_episodes(
-                        table_to_trajectories(table),
-                        replayer,
-                        known,
-                        player.play,
-                        options,
-                        about,
-                        bounds,
-                    )
+                for name, part, size in parts[done:]:
+                    made, found = fork(part)
                     chunk = ({name: made.replace_schema_metadata({_REQUEST: request})},)
                     yield chunk
                     release(chunk)
                     done += 1
                     counts += found
-                    bar.advance(len(rows))
+                    bar.advance(size)
     logger.info(
         "%d turns have %d histories: %d continuations, of %d without shared histories; %d turns are left out",
         counts["turns"],
         counts["histories"],
         counts["continuations"],
-        counts["turns"] * options.continuations,
+        counts["turns"] * continuations,
         counts["left_out"],
     )
 
@@ -490,17 +627,16 @@ def _reward_bounds(folder: Path) -> tuple[float, float]:
     return min(rewards, default=0.0), max(rewards, default=0.0)
 
 
-def _plan_parts(chosen: Sequence[dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """Parts of the table: name, file of episodes, and the rows of the index of some groups of them."""
+def _plan_parts(chosen: Sequence[dict[str, Any]]) -> list[tuple[str, tuple[str, list[dict[str, Any]]], int]]:
+    """Parts of the table: name, file of episodes with the rows of the index of some groups, and their number."""
     parts = []
     numbers: Counter[str] = Counter()
     for place, rows in groupby(chosen, key=itemgetter("partition")):
         groups = [list(own) for _, own in groupby(rows, key=itemgetter("group_index"))]
         for first in range(0, len(groups), _GROUPS):
             iteration = f"iter={groups[first][0]['iteration']:05d}"
-            parts.append(
-                (f"{iteration}/part-{numbers[iteration]:03d}", place, sum(groups[first : first + _GROUPS], []))
-            )
+            own = sum(groups[first : first + _GROUPS], [])
+            parts.append((f"{iteration}/part-{numbers[iteration]:03d}", (place, own), len(own)))
             numbers[iteration] += 1
     return parts
 

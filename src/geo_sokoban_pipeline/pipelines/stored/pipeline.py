@@ -1,6 +1,7 @@
 """rollout_<task>, update_<task>, evaluate_<task>, regrade_<task>, export_<task>, report_<task>, browse_<task>,
-score_<task>, fork_<task>: either half of the loop, the evaluation, other rewards, training data for others, the report,
-the site, scores of tokens, and the worth of turns, from what a run has stored.
+score_<task>, fork_<task>, credit_<task>: either half of the loop, the evaluation, other rewards, training data for
+others, the report, the site, scores of tokens, the worth of turns, and estimators against it, from what a run has
+stored.
 
 They take their settings from `train_<task>` and write into namespaces of their own.
 """
@@ -11,6 +12,7 @@ from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
+    CreditPipelineOptions,
     EvaluatePipelineOptions,
     ExportPipelineOptions,
     ForkPipelineOptions,
@@ -133,6 +135,30 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
                 outputs=["turn_values"],
                 name="fork_stored",
                 tags=["evaluation", "gpu"],
+            ),
+        ),
+        # Compare estimated advantages with the true ones, on groups of the same prompts.
+        "credit": (
+            Node(
+                typed(nodes.collect_trajectories, options=CreditPipelineOptions, settings=train),
+                inputs=["source_policy", "source_prompts", "prompts", *_OPTIONS],
+                outputs=["trajectories", "metrics"],
+                name="resample_groups",
+                tags=["gpu"],
+            ),
+            Node(
+                typed(nodes.fork_resampled, options=CreditPipelineOptions, settings=train),
+                inputs=["trajectories", "source_policy", "prompts", "turn_values_state", *_OPTIONS],
+                outputs=["turn_values"],
+                name="fork_resampled",
+                tags=["evaluation", "gpu"],
+            ),
+            Node(
+                typed(nodes.measure_estimators, options=CreditPipelineOptions, settings=train),
+                inputs=["trajectories", "turn_values", "source_policy", *_OPTIONS],
+                outputs=["credit", "report"],
+                name="measure_estimators",
+                tags=["evaluation", "report"],
             ),
         ),
     }

@@ -1,0 +1,100 @@
+"""Estimated advantages against the true ones: one table and three charts, on a page and in the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.evaluation.credit import CEILING, RECIPE, standard_advantages
+from geo_sokoban_pipeline.formats import DASH, number, percent
+from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart_file, make_chart
+from geo_sokoban_pipeline.reporting.curves import COLOURS
+from geo_sokoban_pipeline.reporting.pages import render_page
+from geo_sokoban_pipeline.reporting.study_tables import markdown_table
+
+HEAD = (
+    *("advantage", "correlation", "cosine", "wrong signs", "zero"),
+    *("offset of the state", "bias by the action", "noise"),
+)
+_LENGTHS = (
+    ("offset", "Offset of the state", "Wrong as an advantage, harmless for the gradient."),
+    ("bias", "Bias by the action", "A bias of the gradient."),
+    ("noise", "Noise", "What differs between visits of a state with one response."),
+)
+# Lines of the charts: few enough to be told apart. Those of the user come before them.
+_DRAWN = ("dr_grpo", "turn_return gamma=1.0", "turn_return gamma=1.0 baseline=state", "gigpo", CEILING)
+
+
+def render_credit(credit: Mapping[str, Any], task: Task) -> str:
+    """The page, HTML5 as text; it is self-contained.
+
+    Args:
+        credit: see `evaluation.credit.compare_estimators`.
+    """
+    rows = credit_rows(credit)
+    return render_page(
+        "credit.html.j2",
+        credit=credit,
+        words=task.words,
+        head=HEAD,
+        rows=rows,
+        charts=credit_charts(credit),
+    )
+
+
+def credit_rows(credit: Mapping[str, Any]) -> list[list[str]]:
+    """Cells of the table below `HEAD`, the highest correlation first."""
+    found = credit["estimators"]
+
+    def rank(name: str) -> float:
+        return -(found[name]["correlation"]["value"] or 0.0)
+
+    return [
+        [
+            name,
+            _interval(row["correlation"]),
+            number(row["cosine"]),
+            percent(row["wrong_signs"]["value"], 0),
+            percent(row["zeros"]["value"], 0),
+            *(_interval(row[length]) for length, _, _ in _LENGTHS),
+        ]
+        for name, row in sorted(found.items(), key=lambda item: rank(item[0]))
+    ]
+
+
+def _interval(figure: Mapping[str, float | None]) -> str:
+    if figure["value"] is None:
+        return DASH
+    return f"{number(figure['value'])} [{number(figure['low'])}, {number(figure['high'])}]"
+
+
+def credit_charts(credit: Mapping[str, Any]) -> list[Chart]:
+    """The three lengths by the number of the response."""
+    found = [make_chart(title, _lines(credit, name), Shape("turn", height=230), note) for name, title, note in _LENGTHS]
+    return [chart for chart in found if chart is not None]
+
+
+def _lines(credit: Mapping[str, Any], length: str) -> list[Series]:
+    known = credit["estimators"]
+    standard = {*standard_advantages(), RECIPE, CEILING}
+    shown = [name for name in [*(name for name in known if name not in standard), *_DRAWN] if name in known]
+    least = 0.01 * credit["turns"]  # few visits are no curve
+    return [
+        Series(
+            name,
+            colour,
+            [(row["turn"], row[length]) for row in known[name]["by_turn"] if row["visits"] >= least],
+            style="dots",
+        )
+        for colour, name in zip(COLOURS, shown, strict=False)
+    ]
+
+
+def write_credit_docs(credit: Mapping[str, Any], docs: Path) -> str:
+    """The table in Markdown; draws `img/credit_offset.svg`, `credit_bias.svg` and `credit_noise.svg` in a folder."""
+    for length, title, _ in _LENGTHS:
+        drawing = draw_chart_file(f"{title}, by turn", _lines(credit, length), Shape("turn", 760, 300))
+        (docs / "img" / f"credit_{length}.svg").write_text(drawing, encoding="utf-8")
+    return markdown_table(HEAD, credit_rows(credit))
