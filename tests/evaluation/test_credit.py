@@ -154,7 +154,7 @@ def test_what_is_derived_of_estimators(game, name, args, scale, offset):
     assert credit.scale.low < scale < credit.scale.high and credit.bias.low == 0
     ends = game.ends
     expected = np.sqrt(np.mean((ends.values[ends.prompt, ends.one] - ends.roots[ends.prompt]) ** 2)) if offset else 0.0
-    by_turn = {row["turn"]: row["offset"] for row in credit.by_turn}
+    by_turn = [row["offset"].value for row in credit.by_turn]
     assert by_turn[0] == pytest.approx(0, abs=0.04)
     assert by_turn[1] == pytest.approx(expected, abs=0.03)
 

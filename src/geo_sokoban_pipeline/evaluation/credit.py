@@ -6,7 +6,8 @@ advantage plus three parts, which differ in what they do to training:
 
 - an offset that depends on the state before the turn alone: wrong as an advantage, but the expected gradient of the
   log-probs of all actions in a state is 0, so it changes only the noise of the gradient;
-- a part that depends on the action: a bias of the gradient;
+- a part that depends on the action: a bias of the gradient, also where it is a scale that differs between states,
+  which weighs these otherwise than the expected reward does;
 - noise: what differs between visits of the same state with the same action.
 
 Squares of expectations are taken from pairs of visits in different groups, and the sampling variance of the truth is
@@ -91,7 +92,7 @@ class Credit:
         wrong_signs: share of the turns with a clear true advantage and an estimate other than 0.
         zeros: share of the turns of whole groups whose estimate is 0.
         cosine: of its policy gradient to that of the true advantages, over the whole groups; NaN: one of them is 0.
-        by_turn: number of the response, visits, mean estimate, own scale, and the three lengths, of each response.
+        by_turn: of each number of a response: `turn`, `visits`, `mean` estimate, its own scale, and the three lengths.
     """
 
     scale: Figure
@@ -102,7 +103,7 @@ class Credit:
     wrong_signs: Figure
     zeros: Figure
     cosine: float
-    by_turn: list[dict[str, float]]
+    by_turn: list[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; null where a number does not exist."""
@@ -327,20 +328,20 @@ def measure_credit(estimates: Floats, turns: Turns, cosine: float, seed: int) ->
     prompts = sums.shape[0]
     generator = np.random.default_rng(derive_seed(seed, "credit"))
     weights = generator.multinomial(prompts, np.full(prompts, 1 / prompts), size=_RESAMPLES)
-    by_prompt = sums.sum(axis=1)
+    drawn_sums = np.einsum("rp,ptn->rtn", weights, sums)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = _derive(by_prompt.sum(axis=0))
-        drawn = _derive(weights @ by_prompt)
-        each = _derive(sums.sum(axis=0), found["scale"])
-    figures = {name: _figure(found[name], drawn[name]) for name in (*_SHARES, *_LENGTHS)}
+        whole, drawn = (_derive(one.sum(axis=-2)) for one in (sums.sum(axis=0), drawn_sums))
+        each = _derive(sums.sum(axis=0), whole["scale"]), _derive(drawn_sums, drawn["scale"][:, None])
+    figures = {name: _figure(name, whole[name], drawn[name]) for name in (*_SHARES, *_LENGTHS)}
     by_turn = [
-        {"turn": float(place), **{name: float(each[name][place]) for name in ("visits", "mean", "scale", *_LENGTHS)}}
+        {
+            "turn": place,
+            **{name: float(each[0][name][place]) for name in ("visits", "mean")},
+            **{name: _figure(name, each[0][name][place], each[1][name][:, place]) for name in ("scale", *_LENGTHS)},
+        }
         for place in range(sums.shape[1])
-        if each["visits"][place] > 0
+        if each[0]["visits"][place] > 0
     ]
-    figures |= {name: _length(figures[name]) for name in _LENGTHS}
-    for row in by_turn:
-        row |= {name: float(np.sqrt(np.maximum(0.0, row[name]))) for name in _LENGTHS}
     return Credit(**figures, cosine=cosine, by_turn=by_turn)
 
 
@@ -457,7 +458,8 @@ def _derive(sums: Floats, scale: Any = None) -> dict[str, Any]:
     def of(name: str) -> Any:
         return sums[..., _NAMES.index(name)]
 
-    own_scale = of("cross") / of("truth_square")
+    # Where no action changes anything, there is no scale.
+    own_scale = of("cross") / np.where(of("truth_square") > 1e-9 * of("measured"), of("truth_square"), np.nan)
     scale = own_scale if scale is None else scale
     rest = of("action_square") - 2 * scale * of("cross") + scale**2 * of("truth_square")
     turns = of("turns")
@@ -475,12 +477,9 @@ def _derive(sums: Floats, scale: Any = None) -> dict[str, Any]:
     }
 
 
-def _figure(value: Any, drawn: Floats) -> Figure:
+def _figure(name: str, value: Any, drawn: Floats) -> Figure:
+    """With percentiles of resamples; a length is the root of a square, whose unbiased estimate may be below 0."""
     known = drawn[np.isfinite(drawn)]
-    low, high = np.percentile(known, [2.5, 97.5]) if len(known) else (np.nan, np.nan)
-    return Figure(float(value), float(low), float(high))
-
-
-def _length(square: Figure) -> Figure:
-    """Root of a square; unbiased squares of what is 0 may be negative, which is 0."""
-    return Figure(*(float(np.sqrt(np.maximum(0.0, one))) for one in (square.value, square.low, square.high)))
+    ends = np.percentile(known, [2.5, 97.5]) if len(known) else (np.nan, np.nan)
+    found = np.array([value, *ends], np.float64)
+    return Figure(*(np.sqrt(np.maximum(0.0, found)) if name in _LENGTHS else found).tolist())

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.reporting.pages import render_page
 from geo_sokoban_pipeline.reporting.study_tables import markdown_table
 
 HEAD = (
-    *("advantage", "correlation", "cosine", "wrong signs", "zero"),
+    *("advantage", "correlation", "cosine", "wrong signs", "zero", "scale"),
     *("offset of the state", "bias by the action", "noise"),
 )
 _LENGTHS = (
@@ -58,6 +58,7 @@ def credit_rows(credit: Mapping[str, Any]) -> list[list[str]]:
             number(row["cosine"]),
             percent(row["wrong_signs"]["value"], 0),
             percent(row["zeros"]["value"], 0),
+            number(row["scale"]["value"]),
             *(_interval(row[length]) for length, _, _ in _LENGTHS),
         ]
         for name, row in sorted(found.items(), key=lambda item: rank(item[0]))
@@ -85,7 +86,11 @@ def _lines(credit: Mapping[str, Any], length: str) -> list[Series]:
         Series(
             name,
             colour,
-            [(row["turn"], row[length]) for row in known[name]["by_turn"] if row["visits"] >= least],
+            [
+                (row["turn"], row[length]["value"])
+                for row in known[name]["by_turn"]
+                if row["visits"] >= least and row[length]["value"] is not None
+            ],
             style="dots",
         )
         for colour, name in zip(COLOURS, shown, strict=False)
