@@ -177,6 +177,7 @@ UNITS = {
     "occlusion": "episodes",
     "turns": "turns",
     "continuations": "continuations",
+    "visits": "groups",
     "first_continuations": "continuations",
     # Pre-flight, control, studies
     "imitation_steps": "optimizer steps",
