@@ -30,6 +30,7 @@ def run_folder(tmp_path: Path) -> Path:
         "chat_template.jinja": "{{ x }}",
         "conf.yml": "a: 1",
         ".gitkeep": "",
+        **{f"a.{suffix}": "√" for suffix in ("txt", "md", "csv", "svg", "xsb", "log", "lock")},
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")

@@ -94,6 +94,7 @@ TEXTS: list[tuple[str, str | None, dict[str, int]]] = [
     (r"linear pair a=64 180 - a \boxed{116}", "134", {}),  # misread, then calculated rightly
     (r"linear pair a=46 180 - a \boxed{144}", None, {}),
     (r"vertical angles a=134 a \boxed{143}", "134", {"right_rule_wrong_arithmetic": 1}),
+    (r"a=46 b=80 180 - X \boxed{100}", "134", {}),  # no number was given to X
     (r"a=134. This is a known angle. \boxed{143}", "134", {}),  # `a` is a word here
     (r"intercepted arc a=67 2 a \boxed{124}", "134", {"right_rule_wrong_arithmetic": 1}),
     (r"The sum gives 180 - 46 = 144. \boxed{144}", "134", {"right_rule_wrong_arithmetic": 1}),

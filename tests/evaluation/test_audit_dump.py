@@ -219,8 +219,8 @@ def audit(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, str]:
 def test_the_command_checks_a_clean_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, rollouts = tmp_path / "audit.json", tmp_path / "rollouts"
     rollouts.mkdir()
-    for step in (1, 2, 10):
-        write(rollouts / f"{step}.jsonl", verl_rows(step))
+    for name in ("1.jsonl", "2.parquet", "10.jsonl"):
+        write(rollouts / name, verl_rows(int(name.partition(".")[0])))
     code, said = audit(capsys, rollouts, "--task", "geo3k", "--output", output)
     assert code == 0 and "rewards" in said and "0 of 24 rewards differ" in said
     stored = json.loads(output.read_text(encoding="utf-8"))

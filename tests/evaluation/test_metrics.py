@@ -104,7 +104,7 @@ def test_unequal_copies_and_none():
     assert count_solved([], [])["clusters"] == 0 and cluster_interval([], []) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("clusters", [3, 8, 12, 19])
+@pytest.mark.parametrize("clusters", [*range(2, 11), 12, 19])
 def test_few_clusters_have_the_interval_of_student(clusters):
     """Of the log-odds of the share, whose error is that of the jackknife over clusters."""
     won, size = np.array([1, 2, 3] * 7)[:clusters], np.full(clusters, 4)

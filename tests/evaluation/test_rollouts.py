@@ -84,6 +84,8 @@ def test_rows_of_what_was_played_and_what_could_not_be(options: TrainOptions) ->
     assert [(e.status, e.drop_reason) for e in episodes] == [("completed", None), ("truncated", None)]
     finished = [read_finished(task_or_plain("talk"), *pair) for pair in zip(episodes, rows, strict=True)]
     assert [(one.truncated, one.tokens, len(one.responses)) for one in finished] == [(False, 4, 1), (True, 4, 1)]
+    sokoban = task_or_plain("sokoban")
+    assert read_finished(sokoban, episodes[0], {sokoban.apart[0]: "one"}).cluster == "one"
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,16 @@ def audit(setup: Setup, episodes: list[Trajectory], policies: dict[int, Path], *
     given = setup.options
     settings = flatten({"policy": given.policy.model_dump(), "optimizer": given.optimizer.model_dump()})
     rules = RunRules(SOKOBAN, given.env, given.reward, given.rollout, given.grpo, {}, settings)
-    table = trajectories_to_table(episodes, setup.policy.table_context)
-    read = lambda columns=None: table if columns is None else table.select(columns)  # noqa: E731
-    entry = AuditedEntry("trajectories", {"iter=00000/part-000": read}, None, trained=True)
+    middle = len(episodes) // 2
+    tables = [
+        trajectories_to_table(half, setup.policy.table_context) for half in (episodes[:middle], episodes[middle:])
+    ]
+    parts = {
+        f"iter=00000/part-{number:03d}": lambda columns=None, table=table: table.select(columns or table.column_names)
+        for number, table in enumerate(tables)
+        if table.num_rows
+    }
+    entry = AuditedEntry("trajectories", parts, None, trained=True)
     chosen = AuditOptions(scored_share=1.0, **options)
     return {check.check: check for check in audit_scores([entry], policies, rules, chosen)}
 
