@@ -15,6 +15,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.hooks import tracking, wandb_run
 from geo_sokoban_pipeline.hooks.tracked import (
     PromptTable,
@@ -24,12 +25,13 @@ from geo_sokoban_pipeline.hooks.tracked import (
     policy_table,
     prompt_context,
     read_lineage,
+    source_lineage,
 )
 from geo_sokoban_pipeline.hooks.tracking import NOTE, MlflowRun, connect
 from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_wanted, read_sent
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
-from geo_sokoban_pipeline.runs.folders import WANDB_NOTE, WANDB_SENT
+from geo_sokoban_pipeline.runs.folders import MLFLOW_NOTE, WANDB_NOTE, WANDB_SENT, RunFolders
 from geo_sokoban_pipeline.runs.storage import read_manifest, write_folder
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import Place, build_index
@@ -171,6 +173,15 @@ def test_lineage_follows_the_manifests(tmp_path):
         "policy.checkpoint.started_from": warm,
     }
     assert read_lineage(tmp_path / "nothing") == {}
+
+
+@pytest.mark.parametrize(("note", "known"), [('{"mlflow_run_id": "7"}', {"source.mlflow_run_id": "7"}), ("{", {})])
+def test_a_torn_note_of_a_source_names_no_run(tmp_path, note, known):
+    models = RunFolders.of(tmp_path, "train_sokoban", "default").models
+    models.mkdir(parents=True)
+    (models / MLFLOW_NOTE).write_text(note, encoding="utf-8")
+    source = SourceOptions(run="train_sokoban", run_id="default")
+    assert source_lineage(source, tmp_path) == {"source.run": "train_sokoban", "source.run_id": "default", **known}
 
 
 def test_tables_of_an_evaluation():

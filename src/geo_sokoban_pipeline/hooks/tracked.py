@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,8 +155,9 @@ def source_lineage(source: SourceOptions, data_root: Path) -> dict[str, str]:
         tags = {}
     if store.is_own(source):
         tags |= {"source.run": source.run, "source.run_id": source.run_id}
-        if note := find_json(RunFolders.of(data_root, source.run, source.run_id).models / MLFLOW_NOTE):
-            tags["source.mlflow_run_id"] = str(note["mlflow_run_id"])
+        with suppress(CorruptFolderError):  # a torn note names no run
+            if note := find_json(RunFolders.of(data_root, source.run, source.run_id).models / MLFLOW_NOTE):
+                tags["source.mlflow_run_id"] = str(note["mlflow_run_id"])
     return tags
 
 
