@@ -64,10 +64,10 @@ FAULTS = {
         "group=np.arange(len(graded)) % len({episode.group_index for episode in graded}),",
     ),
     "shifted mask": Fault(
-        "the token after each sampled one is trained",
+        "the mask lies one token early: the last token of a prompt is trained, and that of a response is not",
         "training/batch.py",
         "targets = np.flatnonzero(trained).astype(np.int64)",
-        "targets = np.flatnonzero(np.roll(trained, 1)).astype(np.int64)",
+        "targets = np.flatnonzero(np.roll(trained, -1)).astype(np.int64)",
     ),
     "missing detach": Fault(
         "old log-probs are the new ones, with their gradient",
@@ -153,6 +153,8 @@ def examine(name: str, data: Path, scratch: Path) -> dict[str, Any]:
         shutil.copy2(data.joinpath(*RUN, "data.json"), root.joinpath(*RUN, "data.json"))
     changes = ["train_sokoban.processes=1", "tracking.enabled=false"]
     changes += [f"train_sokoban.{fault.recipe}"] if fault.recipe else []
+    if not fault.recipe and not (folder / "gradient.npy").exists():
+        gradient(tree, data, folder / "gradient.npy")
     summary = root / "08_reporting" / "train_sokoban" / "default" / "eval_summary.json"
     row: dict[str, Any] = {"recipe": fault.recipe}
     if not summary.exists():
@@ -162,11 +164,11 @@ def examine(name: str, data: Path, scratch: Path) -> dict[str, Any]:
     evaluated = json.loads(summary.read_text(encoding="utf-8"))
     final = next(one for one in evaluated["rows"] if (one["policy"], one["mode"]) == ("final", "sampled"))
     row |= {"solved": [final[name] for name in ("solve_rate", "low", "high")], "gap": log_prob_gap(root)}
-    kedro(ROOT, root, "audit_sokoban", [])
-    checks = json.loads((root / "08_reporting/audit_sokoban/default/audit.json").read_text(encoding="utf-8"))["checks"]
+    audit = root / "08_reporting/audit_sokoban/default/audit.json"
+    if not audit.exists() and (ended := kedro(ROOT, root, "audit_sokoban", [])).returncode and not audit.exists():
+        raise RuntimeError(ended.stdout[-2000:])
+    checks = json.loads(audit.read_text(encoding="utf-8"))["checks"]
     row["findings"] = {one["check"]: len(one["findings"]) for one in checks if one["findings"]}
-    if not fault.recipe and not (folder / "gradient.npy").exists():
-        gradient(tree, data, folder / "gradient.npy")
     return row
 
 
@@ -174,8 +176,15 @@ def kedro(tree: Path, root: Path, pipeline: str, changes: Sequence[str]) -> subp
     """A command in a copy of the checkout."""
     words = [str(ROOT / ".venv/bin/python"), "-m", "kedro", "run", f"--pipelines={pipeline}"]
     words += ["--params", ",".join(changes)] if changes else []
-    merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.run(words, cwd=tree, env=environment(tree, root), text=True, check=False, **merged)
+    return subprocess.run(
+        words,
+        cwd=tree,
+        env=environment(tree, root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 def environment(tree: Path, root: Path) -> Mapping[str, str]:

@@ -12,9 +12,9 @@ from pydantic import Field, create_model, model_validator
 
 from geo_sokoban_pipeline.config import study
 from geo_sokoban_pipeline.config.base import RunId, RunNames, Seed, Setting, StrictModel, with_defaults
+from geo_sokoban_pipeline.config.credit import CreditPipelineOptions
 from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
-    CreditPipelineOptions,
     EvaluatePipelineOptions,
     ExportPipelineOptions,
     ForkPipelineOptions,

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from geo_sokoban_pipeline.evaluation.credit import CEILING, RECIPE, standard_advantages
+from geo_sokoban_pipeline.config.credit import CEILING, RECIPE, standard_advantages
 from kill_hook import kill_at
 from runs import finish, kedro_command
 

@@ -693,23 +693,8 @@ class RolloutPipelineOptions(StrictModel):
     iterations: Iterations = Field(1, description="Iterations that are rolled out with the same weights.")
     prompts: Count | None = Field(
         None,
-        description="Training prompts that each iteration rolls out, always the same ones, evenly spread. None: "
-        "grpo.groups of them, others in each iteration, as in the loop.",
-    )
-
-
-class CreditPipelineOptions(RolloutPipelineOptions):
-    """What a pipeline credit_* compares estimated advantages on: groups of the same prompts, and continuations."""
-
-    source: SourceOptions = Field(description="Whose policy is rolled out and continues.")
-    iterations: Iterations = Field(32, description="Groups of each prompt. Every turn of the first one is measured.")
-    prompts: Count = Field(50, description="Training prompts, evenly spread.")
-    visits: Count = Field(4, description="Groups that must have taken a turn for it to be measured in all groups.")
-    continuations: Count = Field(64, description="Continuations of a measured state.")
-    estimators: dict[str, dict[str, Any]] = Field(
-        default_factory=dict,
-        description="Further estimators by a name of yours: options of grpo, such as "
-        "`{mine: {advantage: my_advantage.py}}`. Filter, scale and clip are off where they are not given.",
+        description="Training prompts that each iteration rolls out, always the same ones, evenly spread, with "
+        "neither refill nor over-sampling. None: grpo.groups of them, others in each iteration, as in the loop.",
     )
 
 

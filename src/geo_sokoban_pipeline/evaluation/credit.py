@@ -17,6 +17,7 @@ prompts that are drawn with replacement.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,9 +28,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from geo_sokoban_pipeline.config.credit import CEILING, name_estimators
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, TrainOptions
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.evaluation.forks import ForkedTurn, history_of
+from geo_sokoban_pipeline.grpo.estimators import load_estimator
 from geo_sokoban_pipeline.grpo.groups import Floats
 from geo_sokoban_pipeline.grpo.scoring import assistant_turns, score_groups
 from geo_sokoban_pipeline.seeding import derive_seed
@@ -69,7 +72,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measure:
     """A number with its 95 % interval over prompts."""
 
     value: float
@@ -81,27 +84,29 @@ class Figure:
 class Credit:
     """An estimator against the truth.
 
-    Lengths are root mean squares over turns, in units of reward, after division by `scale`.
+    The three parts are root mean squares over turns, in units of reward, after division by `scale`.
 
     Attributes:
         scale: best single factor from true advantages to expected estimates, within states.
         offset: of the part that depends on the state alone.
-        bias: of the part that depends on the action; its interval begins at 0 where there is none for certain.
+        bias: of the part that depends on the action; its interval begins at 0 where it may be none.
+        bias_within: the same where each prompt has the best scale of its own: without the weights of prompts.
         noise: of the rest.
         correlation: with the true advantages of all turns of whole groups.
-        wrong_signs: share of the turns with a clear true advantage and an estimate other than 0.
+        sign_errors: share of the turns with a clear true advantage and an estimate other than 0.
         zeros: share of the turns of whole groups whose estimate is 0.
         cosine: of its policy gradient to that of the true advantages, over the whole groups; NaN: one of them is 0.
-        by_turn: of each number of a response: `turn`, `visits`, `mean` estimate, its own scale, and the three lengths.
+        by_turn: of each number of a response: `turn`, `visits`, `mean` estimate, its own scale, and the three parts.
     """
 
-    scale: Figure
-    offset: Figure
-    bias: Figure
-    noise: Figure
-    correlation: Figure
-    wrong_signs: Figure
-    zeros: Figure
+    scale: Measure
+    offset: Measure
+    bias: Measure
+    bias_within: Measure
+    noise: Measure
+    correlation: Measure
+    sign_errors: Measure
+    zeros: Measure
     cosine: float
     by_turn: list[dict[str, Any]]
 
@@ -147,6 +152,9 @@ def describe_turns(episodes: Sequence[Trajectory], values: pa.Table) -> Turns:
     Args:
         episodes: with a reward, of all repetitions; those of the first iteration are the whole groups.
         values: rows of `TURN_VALUES`; those that are left out have no value.
+
+    Raises:
+        ValueError: a value is of another state than that of the episode.
     """
     known = {(row["trajectory_id"], row["turn"]): row for row in values.to_pylist() if row["advantage"] is not None}
     first = min(episode.iteration for episode in episodes)
@@ -156,6 +164,11 @@ def describe_turns(episodes: Sequence[Trajectory], values: pa.Table) -> Turns:
         for place, number in enumerate(numbers):
             measured = known.get((episode.trajectory_id, number))
             state, _ = action = _action_of(episode, number)
+            if measured is not None and measured["history"] != state:
+                raise ValueError(
+                    f"{episode.trajectory_id}, turn {number}: the value was measured in another state than the stored "
+                    "one; run the whole command again."
+                )
             is_last = place + 1 == len(numbers) or (measured is not None and measured["is_reseeded"])
             result = action if is_last else history_of(episode, numbers[place + 1])
             keys = (episode.task_id, episode.label), (episode.iteration, episode.group_index), state, result, action
@@ -191,67 +204,6 @@ def _codes(keys: Sequence[Hashable]) -> Ints:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-# Rows that every table has: the registered advantages that need no further model, and their kinds.
-_ROWS: tuple[dict[str, Any], ...] = (
-    {"advantage": "grpo"},
-    {"advantage": "dr_grpo"},
-    {"advantage": "dr_grpo", "filter": "mixed_success"},
-    {"advantage": "rloo"},
-    {"advantage": "reinforce_pp"},
-    {"advantage": "reinforce_pp_baseline"},
-    {"advantage": "gigpo"},
-    {"advantage": "turn_return"},
-    *(
-        {"advantage": "turn_return", "advantage_args": {"gamma": 1.0, **further}}
-        for further in (
-            {},
-            {"leave_one_out": True},
-            {"scale": "std"},
-            {"baseline": "state"},
-            {"baseline": "state", "leave_one_out": True},
-            {"baseline": "state_turn"},
-            {"baseline": "state_turn", "leave_one_out": True},
-        )
-    ),
-)
-RECIPE, CEILING = "as trained", "reward less true value"
-# Nothing is scaled, clipped or dropped.
-_BARE: dict[str, Any] = {
-    "filter": "none",
-    "normalize": "none",
-    "advantage_clip": None,
-    "overlong": None,
-    "advantage_args": {},
-}
-
-
-def name_estimators(recipe: GrpoOptions, further: Mapping[str, Mapping[str, Any]]) -> dict[str, GrpoOptions]:
-    """Options of each estimator of the table, by its name.
-
-    Args:
-        recipe: of the run, whose row has its filter, scale and clip.
-        further: those of the user.
-
-    Raises:
-        ValidationError: options that do not exist or do not fit.
-    """
-    bare = recipe.model_dump() | _BARE
-    found = {
-        name: GrpoOptions.model_validate(bare | dict(given))
-        for name, given in {**standard_advantages(), **further}.items()
-    }
-    return found | {RECIPE: recipe}
-
-
-def standard_advantages() -> dict[str, dict[str, Any]]:
-    """Options of the rows that every table has, by a name that says them."""
-    found = {}
-    for row in _ROWS:
-        said = {**row.get("advantage_args", {}), **{name: row[name] for name in row if not name.startswith("advan")}}
-        found[" ".join([row["advantage"], *(f"{name}={value}" for name, value in said.items())])] = row
-    return found
-
-
 def compare_estimators(
     episodes: Sequence[Trajectory],
     turns: Turns,
@@ -275,10 +227,11 @@ def compare_estimators(
             estimates[name] = estimate_turns(episodes, options, task, args)
         except ValueError as error:
             left_out[name] = str(error)
-    rewards = [episode.reward for episode in episodes for turn in episode.turns if turn.role == "assistant"]
-    estimates[CEILING] = np.array(rewards, np.float64) - turns.value
     cosines = measure_cosines(estimates)
-    rows = {name: measure_credit(own, turns, cosines[name], seed) for name, own in estimates.items()}
+    rows = {name: measure_credit(own, turns, seed, cosines[name]) for name, own in estimates.items()}
+    rewards = [episode.reward for episode in episodes for turn in episode.turns if turn.role == "assistant"]
+    ceiling = np.array(rewards, np.float64) - turns.value
+    rows[CEILING] = measure_credit(ceiling, turns, seed, shared=np.nan_to_num(turns.before))
     measured, whole = np.isfinite(turns.gain), turns.is_whole & np.isfinite(turns.gain)
     noise = (turns.before + turns.after)[whole]
     return {
@@ -288,6 +241,7 @@ def compare_estimators(
         "turns": len(turns.gain),
         "measured_turns": int(measured.sum()),
         "measured_states": len(np.unique(turns.state[measured])),
+        "whole_prompts": len(np.unique(turns.prompt[whole])),
         "whole_turns": int(whole.sum()),
         "true_spread": float(np.sqrt(max(0.0, turns.gain[whole].var() - noise.mean()))),
         "estimators": {name: row.to_dict() for name, row in rows.items()},
@@ -303,6 +257,8 @@ def estimate_turns(
     Args:
         episodes: with a reward; the episodes of an iteration are estimated together, as in the loop.
     """
+    if load_estimator("advantage", options).per_token:
+        raise ValueError("its advantages are those of tokens, by a further model that has scored no episode here")
     found: dict[int, list[float]] = {}
     for iteration in dict.fromkeys(episode.iteration for episode in episodes):
         places = [place for place, episode in enumerate(episodes) if episode.iteration == iteration]
@@ -316,15 +272,18 @@ def estimate_turns(
     return np.array([value for place in range(len(episodes)) for value in found[place]], np.float64)
 
 
-def measure_credit(estimates: Floats, turns: Turns, cosine: float, seed: int) -> Credit:
+def measure_credit(
+    estimates: Floats, turns: Turns, seed: int, cosine: float = math.nan, shared: Floats | None = None
+) -> Credit:
     """The parts of an estimate, from all visits of measured states, and its relation to the truth of whole groups.
 
     Args:
         estimates: (N,), of the same turns; NaN: there is none.
-        cosine: see `Credit`.
         seed: of the resamples.
+        cosine: see `Credit`.
+        shared: (N,) sampling variance of the value of the state, where the estimate contains it; None: it does not.
     """
-    sums = _sums(estimates, turns)  # (prompts, places, names)
+    sums = _sums(estimates, turns, np.zeros(len(estimates)) if shared is None else shared)  # (prompts, places, names)
     prompts = sums.shape[0]
     generator = np.random.default_rng(derive_seed(seed, "credit"))
     weights = generator.multinomial(prompts, np.full(prompts, 1 / prompts), size=_RESAMPLES)
@@ -332,20 +291,24 @@ def measure_credit(estimates: Floats, turns: Turns, cosine: float, seed: int) ->
     with np.errstate(divide="ignore", invalid="ignore"):
         whole, drawn = (_derive(one.sum(axis=-2)) for one in (sums.sum(axis=0), drawn_sums))
         each = _derive(sums.sum(axis=0), whole["scale"]), _derive(drawn_sums, drawn["scale"][:, None])
-    figures = {name: _figure(name, whole[name], drawn[name]) for name in (*_SHARES, *_LENGTHS)}
+        own = _derive(sums.sum(axis=1))  # of each prompt, with a scale of its own
+        within = np.nan_to_num(own["bias"] * own["scale"] ** 2 * sums[..., _NAMES.index("measured")].sum(axis=1))
+        for one, drawn_in in ((whole, np.ones(prompts)), (drawn, weights)):
+            one["bias_within"] = drawn_in @ within / one["measured"] / one["scale"] ** 2
+    measures = {name: _measure(name, whole[name], drawn[name]) for name in (*_OTHERS, *_PARTS, "bias_within")}
     by_turn = [
         {
             "turn": place,
             **{name: float(each[0][name][place]) for name in ("visits", "mean")},
-            **{name: _figure(name, each[0][name][place], each[1][name][:, place]) for name in ("scale", *_LENGTHS)},
+            **{name: _measure(name, each[0][name][place], each[1][name][:, place]) for name in ("scale", *_PARTS)},
         }
         for place in range(sums.shape[1])
         if each[0]["visits"][place] > 0
     ]
-    return Credit(**figures, cosine=cosine, by_turn=by_turn)
+    return Credit(**measures, cosine=cosine, by_turn=by_turn)
 
 
-_SHARES, _LENGTHS = ("scale", "correlation", "wrong_signs", "zeros"), ("offset", "bias", "noise")
+_OTHERS, _PARTS = ("scale", "correlation", "sign_errors", "zeros"), ("offset", "bias", "noise")
 # Sums over turns: of visits of all states, of measured actions, and of the turns of whole groups.
 _NAMES = (
     *("visits", "total", "pairs", "state_square", "noise_square"),
@@ -354,8 +317,8 @@ _NAMES = (
 )
 
 
-def _sums(estimates: Floats, turns: Turns) -> Floats:
-    """(prompts, places, names) sums from which all figures follow; a state belongs to one prompt and one place."""
+def _sums(estimates: Floats, turns: Turns, shared: Floats) -> Floats:
+    """(prompts, places, names) sums from which all measures follow; a state belongs to one prompt and one place."""
     shape = (turns.prompt.max() + 1, turns.place.max() + 1, len(_NAMES))
     sums = np.zeros(shape)
 
@@ -370,33 +333,49 @@ def _sums(estimates: Floats, turns: Turns) -> Floats:
     square = states.square(estimates[everywhere])
     seen = np.isfinite(square)
     add("pairs", states.count[seen], states.first[seen])
-    add("state_square", (states.count * square)[seen], states.first[seen])
-    # Within states: estimates of measured actions that several groups have taken, against their true values. What holds
-    # for all actions of a state is taken away by products as well: its mean over the visits would hold their chances.
+    add("state_square", (states.count * (square - shared[states.first]))[seen], states.first[seen])
+    # Within states: estimates of measured actions that several groups have taken, against their true values. The mean
+    # of a state is taken away by products as well: that of the visits would hold the chances by which they were drawn.
     chosen = everywhere[np.isfinite(turns.gain[everywhere])]
     actions = _Cells.of(turns.action, turns.group, chosen)
     chosen = chosen[np.isfinite(actions.square(estimates[chosen]))[actions.of_row]]
     actions, around = (_Cells.of(keys, turns.group, chosen) for keys in (turns.action, turns.state))
     own, gain, error = estimates[chosen], turns.gain[chosen], turns.after[chosen]
     square = actions.square(own)
-    shared = error[actions.place] * actions.pairs  # a pair with one action has one error of the truth
-    shared = np.bincount(around.of_row[actions.place], shared, len(around.place)) / around.pairs
+    repeated = error[actions.place] * actions.pairs  # a pair with one action has one error of the truth
+    repeated = np.bincount(around.of_row[actions.place], repeated, len(around.place)) / around.pairs
     add("measured", actions.count, actions.first)
     add("cross", own * gain, chosen)
     add("cross", -around.count * around.product(own, gain), around.first)
     add("truth_square", gain**2 - error, chosen)
-    add("truth_square", -around.count * (around.square(gain) - shared), around.first)
+    add("truth_square", -around.count * (around.square(gain) - repeated), around.first)
     add("action_square", actions.count * square, actions.first)
     add("action_square", -around.count * around.square(own), around.first)
     add("noise_square", actions.total(own**2) - actions.count * square, actions.first)
     # All turns of whole groups.
     whole = np.flatnonzero(turns.is_whole & np.isfinite(turns.gain))
-    estimate, truth, noise = estimates[whole], turns.gain[whole], (turns.before + turns.after)[whole]
+    estimate, truth, noise, error = (
+        estimates[whole],
+        turns.gain[whole],
+        (turns.before + turns.after)[whole],
+        shared[whole],
+    )
     clear = np.abs(truth) > np.maximum(2 * np.sqrt(noise), _CLEAR)
     told = clear & (estimate != 0)
     for name, values in (
-        *(("turns", np.ones(len(whole))), ("e", estimate), ("ee", estimate**2), ("a", truth), ("aa", truth**2 - noise)),
-        *(("ea", estimate * truth), ("clear", told), ("wrong", told & (estimate * truth < 0)), ("zero", estimate == 0)),
+        *(
+            ("turns", np.ones(len(whole))),
+            ("e", estimate),
+            ("ee", estimate**2 - error),
+            ("a", truth),
+            ("aa", truth**2 - noise),
+        ),
+        *(
+            ("ea", estimate * truth - error),
+            ("clear", told),
+            ("wrong", told & (estimate * truth < 0)),
+            ("zero", estimate == 0),
+        ),
     ):
         add(name, values, whole)
     return sums
@@ -453,7 +432,7 @@ class _Cells:
 
 
 def _derive(sums: Floats, scale: Any = None) -> dict[str, Any]:
-    """Figures of (…, names) sums: lengths as squares, divided by the square of the scale."""
+    """Figures of (…, names) sums: parts as squares, divided by the square of the scale."""
 
     def of(name: str) -> Any:
         return sums[..., _NAMES.index(name)]
@@ -466,20 +445,21 @@ def _derive(sums: Floats, scale: Any = None) -> dict[str, Any]:
     spread = of("ee") - of("e") ** 2 / turns, of("aa") - of("a") ** 2 / turns
     return {
         "visits": of("visits"),
+        "measured": of("measured"),
         "mean": of("total") / of("visits") / scale,
         "scale": own_scale,
         "offset": of("state_square") / of("pairs") / scale**2,
         "bias": rest / of("measured") / scale**2,
         "noise": of("noise_square") / of("measured") / scale**2,
         "correlation": (of("ea") - of("e") * of("a") / turns) / np.sqrt(spread[0] * spread[1]),
-        "wrong_signs": of("wrong") / of("clear"),
+        "sign_errors": of("wrong") / of("clear"),
         "zeros": of("zero") / turns,
     }
 
 
-def _figure(name: str, value: Any, drawn: Floats) -> Figure:
-    """With percentiles of resamples; a length is the root of a square, whose unbiased estimate may be below 0."""
+def _measure(name: str, value: Any, drawn: Floats) -> Measure:
+    """With percentiles of resamples; a part is the root of a square, whose unbiased estimate may be below 0."""
     known = drawn[np.isfinite(drawn)]
     ends = np.percentile(known, [2.5, 97.5]) if len(known) else (np.nan, np.nan)
     found = np.array([value, *ends], np.float64)
-    return Figure(*(np.sqrt(np.maximum(0.0, found)) if name in _LENGTHS else found).tolist())
+    return Measure(*(np.sqrt(np.maximum(0.0, found)) if name in (*_PARTS, "bias_within") else found).tolist())

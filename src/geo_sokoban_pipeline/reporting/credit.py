@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.config.credit import CEILING, RECIPE, standard_advantages
 from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.evaluation.credit import CEILING, RECIPE, standard_advantages
-from geo_sokoban_pipeline.formats import DASH, number, percent
+from geo_sokoban_pipeline.formats import DASH, number, percent, percent_range
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart_file, make_chart
 from geo_sokoban_pipeline.reporting.curves import COLOURS
 from geo_sokoban_pipeline.reporting.pages import render_page
 from geo_sokoban_pipeline.reporting.study_tables import markdown_table
 
 HEAD = (
-    *("advantage", "correlation", "cosine", "wrong signs", "zero", "scale"),
-    *("offset of the state", "bias by the action", "noise"),
+    *("advantage", "correlation", "cosine", "sign errors", "zero", "scale"),
+    *("state offset", "action bias", "within prompts", "noise"),
 )
-_LENGTHS = (
-    ("offset", "Offset of the state", "Wrong as an advantage, harmless for the gradient."),
-    ("bias", "Bias by the action", "A bias of the gradient."),
+_PARTS = (
+    ("offset", "State offset", "Wrong as an advantage, harmless for the gradient."),
+    ("bias", "Action bias", "A bias of the gradient."),
     ("noise", "Noise", "What differs between visits of a state with one response."),
 )
 # Lines of the charts: few enough to be told apart. Those of the user come before them.
@@ -56,10 +56,10 @@ def credit_rows(credit: Mapping[str, Any]) -> list[list[str]]:
             name,
             _interval(row["correlation"]),
             number(row["cosine"]),
-            percent(row["wrong_signs"]["value"], 0),
+            _shares(row["sign_errors"]),
             percent(row["zeros"]["value"], 0),
-            number(row["scale"]["value"]),
-            *(_interval(row[length]) for length, _, _ in _LENGTHS),
+            _interval(row["scale"]),
+            *(_interval(row[part]) for part in ("offset", "bias", "bias_within", "noise")),
         ]
         for name, row in sorted(found.items(), key=lambda item: rank(item[0]))
     ]
@@ -71,13 +71,17 @@ def _interval(figure: Mapping[str, float | None]) -> str:
     return f"{number(figure['value'])} [{number(figure['low'])}, {number(figure['high'])}]"
 
 
+def _shares(share: Mapping[str, float | None]) -> str:
+    return f"{percent(share['value'], 0)} [{percent_range(share['low'], share['high'], 0)}]"
+
+
 def credit_charts(credit: Mapping[str, Any]) -> list[Chart]:
-    """The three lengths by the number of the response."""
-    found = [make_chart(title, _lines(credit, name), Shape("turn", height=230), note) for name, title, note in _LENGTHS]
+    """The three parts by the number of the response."""
+    found = [make_chart(title, _lines(credit, name), Shape("turn", height=230), note) for name, title, note in _PARTS]
     return [chart for chart in found if chart is not None]
 
 
-def _lines(credit: Mapping[str, Any], length: str) -> list[Series]:
+def _lines(credit: Mapping[str, Any], part: str) -> list[Series]:
     known = credit["estimators"]
     standard = {*standard_advantages(), RECIPE, CEILING}
     shown = [name for name in [*(name for name in known if name not in standard), *_DRAWN] if name in known]
@@ -87,9 +91,9 @@ def _lines(credit: Mapping[str, Any], length: str) -> list[Series]:
             name,
             colour,
             [
-                (row["turn"], row[length]["value"])
+                (row["turn"], row[part]["value"])
                 for row in known[name]["by_turn"]
-                if row["visits"] >= least and row[length]["value"] is not None
+                if row["visits"] >= least and row[part]["value"] is not None
             ],
             style="dots",
         )
@@ -99,7 +103,7 @@ def _lines(credit: Mapping[str, Any], length: str) -> list[Series]:
 
 def write_credit_docs(credit: Mapping[str, Any], docs: Path) -> str:
     """The table in Markdown; draws `img/credit_offset.svg`, `credit_bias.svg` and `credit_noise.svg` in a folder."""
-    for length, title, _ in _LENGTHS:
-        drawing = draw_chart_file(f"{title}, by turn", _lines(credit, length), Shape("turn", 760, 300))
-        (docs / "img" / f"credit_{length}.svg").write_text(drawing, encoding="utf-8")
+    for part, title, _ in _PARTS:
+        drawing = draw_chart_file(f"{title}, by turn", _lines(credit, part), Shape("turn", 760, 300))
+        (docs / "img" / f"credit_{part}.svg").write_text(drawing, encoding="utf-8")
     return markdown_table(HEAD, credit_rows(credit))

@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.evaluation.credit import Turns
 from geo_sokoban_pipeline.grpo.groups import Floats
 from geo_sokoban_pipeline.grpo.loss import EntropyUse, PolicyLoss, Sample, StepSize, pad, reduce_tokens
+from geo_sokoban_pipeline.grpo.scoring import assistant_turns
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting
@@ -61,19 +62,22 @@ def measure_cosines(
         seed: of the drawn errors.
     """
     first = min(episode.iteration for episode in episodes)
-    samples = [build_sample(episode, policy) for episode in episodes if episode.iteration == first]
+    chosen = [episode for episode in episodes if episode.iteration == first]
+    ends = np.cumsum([len(assistant_turns(episode)) for episode in chosen])
+    begins = [int(end) - len(assistant_turns(episode)) for end, episode in zip(ends, chosen, strict=True)]
+    # An episode whose prompt fills the budget has no sampled token.
+    trained = [number for number, episode in enumerate(chosen) if episode.loss_mask.any()]
+    samples = [build_sample(chosen[number], policy) for number in trained]
     scorer = GradientPass(policy, PassSetting.of(optimizer, temperature))
     weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
     whole = np.flatnonzero(turns.is_whole)
-    counts = [int(sample.turns[-1]) + 1 for sample in samples]
-    offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
 
     def gradient_of(values: Floats) -> list[Tensor]:
         """Of all turns, those of whole groups; a turn that has no value counts 0."""
-        chosen = np.nan_to_num(values[whole])
+        known = np.nan_to_num(values[whole])
         weighed = [
-            replace(sample, advantages=chosen[offset + sample.turns].astype(np.float32))
-            for sample, offset in zip(samples, offsets, strict=True)
+            replace(sample, advantages=known[begins[number] + sample.turns].astype(np.float32))
+            for number, sample in zip(trained, samples, strict=True)
         ]
         scorer.accumulate(weighed, WeighedLogProbs(), StepSize.of(weighed))
         found = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]

@@ -13,9 +13,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.config.credit import CreditPipelineOptions
 from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
-    CreditPipelineOptions,
     EpisodeChoice,
     EvaluatePipelineOptions,
     ExportPipelineOptions,
@@ -504,9 +504,10 @@ def fork_resampled(
     )
     run = f"credit_{settings.task}"
     about = {"run": run, "run_id": source.run_id, "forked_by": "sampler"}
-    request = content_hash(
-        str(seed), options.model_dump_json(), settings.model_dump_json(), hash_files(folder.manifest["files"])
-    )
+    asked = options.model_dump_json(exclude={"estimators"})
+    rules = settings.model_dump_json(include={"env", "reward", "rollout", "policy"})
+    seen = [content_hash(str(one.reward), one.token_ids.tobytes(), *one.images) for one in episodes]
+    request = content_hash(str(seed), asked, rules, hash_files(folder.manifest["files"]), *seen)
     player = PolicyPlayer(lambda version: folder, settings, seed)
 
     def fork(own: list[Trajectory]) -> tuple[pa.Table, Counter[str]]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from geo_sokoban_pipeline.config.credit import CreditPipelineOptions
 from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
-    CreditPipelineOptions,
     EvaluatePipelineOptions,
     ExportPipelineOptions,
     ForkPipelineOptions,
