@@ -63,17 +63,23 @@ FAULTS = {
         "group=np.array([episode.group_index for episode in graded], np.int64),",
         "group=np.arange(len(graded)) % len({episode.group_index for episode in graded}),",
     ),
-    "shifted mask": Fault(
-        "the mask lies one token early: the last token of a prompt is trained, and that of a response is not",
+    "mask one token early": Fault(
+        "the last token of a prompt is trained, and that of a response is not",
         "training/batch.py",
         "targets = np.flatnonzero(trained).astype(np.int64)",
         "targets = np.flatnonzero(np.roll(trained, -1)).astype(np.int64)",
     ),
+    "mask one token late": Fault(
+        "the first token after a response is trained, and that of a response is not",
+        "training/batch.py",
+        "targets = np.flatnonzero(trained).astype(np.int64)",
+        "targets = (np.flatnonzero(trained[:-1]) + 1).astype(np.int64)",
+    ),
     "missing detach": Fault(
-        "old log-probs are the new ones, with their gradient",
-        "grpo/loss.py",
-        "old = pad([sample.old_log_probs for sample in samples], log_probs)",
-        "old = log_probs",
+        "the ratio is that of the new log-probs to themselves, with both gradients",
+        "grpo/sequences.py",
+        "return self.log_probs - self.old_log_probs",
+        "return self.log_probs - self.log_probs",
     ),
     "KL of the wrong sign": Fault(
         "the policy is pushed away from the reference",
@@ -103,8 +109,7 @@ FAULTS = {
         "        text = self._decode(result)\n"
         "        ends = result.token_ids[-1:][result.token_ids[-1:] == self._policy.codec.end_id]\n"
         "        ids = np.concatenate([self._policy.codec.encode_text(text), ends])\n"
-        "        result = replace(result, token_ids=ids, log_probs=np.resize(result.log_probs, len(ids)),\n"
-        "            spans=[(result.spans[0][0], 0, len(ids))])\n"
+        "        result = replace(result, token_ids=ids, log_probs=np.resize(result.log_probs, len(ids)))\n"
         "        self.ledger.append(result.token_ids, result.log_probs, trainable=True)",
     ),
 }
