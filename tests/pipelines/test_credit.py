@@ -40,6 +40,7 @@ def test_estimators_of_a_run(finished_run, tmp_path):
         project.run("credit_sokoban", params={"credit_sokoban": options})
     tables = [project.load("credit_sokoban.turn_values@pandas") for project in (killed, whole)]
     assert tables[0].equals(tables[1]) and tables[0]["left_out"].isna().all()
+    assert set(tables[0]["run"]) == {"credit_sokoban"} and set(tables[0]["run_id"]) == {"default"}
     found, again = (project.load("credit_sokoban.credit") for project in (killed, whole))
     assert found == again
     assert (found["prompts"], found["groups"], found["policy_version"]) == (4, 20, 3)

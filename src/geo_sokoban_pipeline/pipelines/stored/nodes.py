@@ -472,6 +472,7 @@ def fork_resampled(
     policy_of: Callable[[], PolicyFolder],
     prompts: pd.DataFrame,
     stored: Mapping[str, Callable[[], pa.Table]] | None,
+    run_id: str,
     options: CreditPipelineOptions,
     settings: TrainOptions,
     seed: int,
@@ -488,7 +489,7 @@ def fork_resampled(
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.trajectories.parquet import partition
 
-    task, folder, source = task_of(settings.task), policy_of(), options.source
+    task, folder = task_of(settings.task), policy_of()
     prepare_process(settings.threads)
     replayer = Replayer(load_encoding(folder.path), settings.env, settings.reward, settings.rollout, task)
     known = prompts_by_key(read_rows(prompts), task)
@@ -500,10 +501,9 @@ def fork_resampled(
     bounds = min(rewards), max(rewards)
     # Without a first stage, means over many states are right: a state whose first ends agree keeps their mean.
     continued = ForkPipelineOptions(
-        source=source, continuations=options.continuations, first_continuations=options.continuations
+        source=options.source, continuations=options.continuations, first_continuations=options.continuations
     )
-    run = f"credit_{settings.task}"
-    about = {"run": run, "run_id": source.run_id, "forked_by": "sampler"}
+    about = {"run": f"credit_{settings.task}", "run_id": run_id, "forked_by": "sampler"}
     asked = options.model_dump_json(exclude={"estimators"})
     rules = settings.model_dump_json(include={"env", "reward", "rollout", "policy"})
     seen = [content_hash(str(one.reward), one.token_ids.tobytes(), *one.images) for one in episodes]

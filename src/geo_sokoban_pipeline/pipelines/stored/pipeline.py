@@ -148,7 +148,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
             ),
             Node(
                 typed(nodes.fork_resampled, options=CreditPipelineOptions, settings=train),
-                inputs=["trajectories", "source_policy", "prompts", "turn_values_state", *_OPTIONS],
+                inputs=["trajectories", "source_policy", "prompts", "turn_values_state", "params:run_id", *_OPTIONS],
                 outputs=["turn_values"],
                 name="fork_resampled",
                 tags=["evaluation", "gpu"],
