@@ -6,7 +6,7 @@ Then the checkout audits what the faulty run has stored, and the gradient of its
 `credit_sokoban`, is compared with the one under the true advantages.
 
     kedro run --pipelines=train_sokoban && kedro run --pipelines=credit_sokoban
-    python -m benchmarks.planted_faults --data data --scratch /tmp/faults --out docs/results/planted_faults.json
+    python -m benchmarks.planted_faults --data data --scratch ../faults --out docs/results/planted_faults.json
 
 Runs that the scratch folder holds are not made again. Each takes about six CPU-minutes; `--jobs` run side by side.
 """
@@ -119,7 +119,9 @@ def main() -> int:
     """Run, audit, compare; returns 0."""
     parser = argparse.ArgumentParser(prog="planted_faults", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="data root of the default run and its credit")
-    parser.add_argument("--scratch", type=Path, required=True, help="folder of copies and runs")
+    parser.add_argument(
+        "--scratch", type=Path, required=True, help="folder of copies and runs, outside of the checkout"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side (2)")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--out", type=Path, default=Path("planted_faults.json"), help="where the result is written")

@@ -102,7 +102,7 @@ def test_a_right_estimator_and_planted_errors(game):
     assert found.scale.value == pytest.approx(3, abs=0.15) and found.bias.low == 0
     assert found.offset.value == pytest.approx(0.1, abs=0.01) and 0.08 < found.offset.low < found.offset.high < 0.12
     found = measure(game, right + biased)
-    # What is left of a coin after the best factor; actions 0 and 1 have the chances above.
+    # The noise is that of the coin, as without the bias.
     assert found.bias.low > 0.1 and found.noise.value * found.scale.value == pytest.approx(noise, abs=0.01)
     assert found.bias_within.low > 0.1
     weighed = measure(game, right * (1 + turns.prompt % 3))

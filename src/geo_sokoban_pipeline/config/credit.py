@@ -71,7 +71,7 @@ def name_estimators(recipe: GrpoOptions, further: Mapping[str, Mapping[str, Any]
 
 
 class CreditPipelineOptions(RolloutPipelineOptions):
-    """What a pipeline credit_* compares estimated advantages on: groups of the same prompts, and continuations."""
+    """Groups of the same prompts, and continuations, by which a pipeline credit_* judges estimated advantages."""
 
     source: SourceOptions = Field(description="Whose policy is rolled out and continues.")
     iterations: Iterations = Field(32, description="Groups of each prompt. Every turn of the first one is measured.")

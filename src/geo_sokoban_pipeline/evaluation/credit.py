@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -112,15 +113,8 @@ class Credit:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; null where a number does not exist."""
-        return _plain(asdict(self))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+        plain: dict[str, Any] = orjson.loads(orjson.dumps(self))  # it writes null for NaN
+        return plain
 
 
 def choose_turns(turns: list[ForkedTurn], visits: int, whole: int) -> list[ForkedTurn]:
@@ -212,7 +206,7 @@ def compare_estimators(
     measure_cosines: Callable[[Mapping[str, Floats]], Mapping[str, float]],
     seed: int,
 ) -> dict[str, Any]:
-    """The table: what was measured, and each estimator against it, or why it cannot be computed.
+    """The table: counts of what was measured, and each estimator against it, or why it cannot be computed.
 
     Args:
         further: see `name_estimators`.
@@ -354,29 +348,21 @@ def _sums(estimates: Floats, turns: Turns, shared: Floats) -> Floats:
     add("noise_square", actions.total(own**2) - actions.count * square, actions.first)
     # All turns of whole groups.
     whole = np.flatnonzero(turns.is_whole & np.isfinite(turns.gain))
-    estimate, truth, noise, error = (
-        estimates[whole],
-        turns.gain[whole],
-        (turns.before + turns.after)[whole],
-        shared[whole],
-    )
+    estimate, truth, noise = estimates[whole], turns.gain[whole], (turns.before + turns.after)[whole]
     clear = np.abs(truth) > np.maximum(2 * np.sqrt(noise), _CLEAR)
     told = clear & (estimate != 0)
-    for name, values in (
-        *(
-            ("turns", np.ones(len(whole))),
-            ("e", estimate),
-            ("ee", estimate**2 - error),
-            ("a", truth),
-            ("aa", truth**2 - noise),
-        ),
-        *(
-            ("ea", estimate * truth - error),
-            ("clear", told),
-            ("wrong", told & (estimate * truth < 0)),
-            ("zero", estimate == 0),
-        ),
-    ):
+    columns = {
+        "turns": np.ones(len(whole)),
+        "e": estimate,
+        "ee": estimate**2 - shared[whole],
+        "a": truth,
+        "aa": truth**2 - noise,
+        "ea": estimate * truth - shared[whole],
+        "clear": told,
+        "wrong": told & (estimate * truth < 0),
+        "zero": estimate == 0,
+    }
+    for name, values in columns.items():
         add(name, values, whole)
     return sums
 
@@ -432,7 +418,7 @@ class _Cells:
 
 
 def _derive(sums: Floats, scale: Any = None) -> dict[str, Any]:
-    """Figures of (…, names) sums: parts as squares, divided by the square of the scale."""
+    """Measures of (…, names) sums: parts as squares, divided by the square of the scale."""
 
     def of(name: str) -> Any:
         return sums[..., _NAMES.index(name)]
