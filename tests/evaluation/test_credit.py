@@ -7,6 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
@@ -17,12 +18,15 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.evaluation.credit import (
     Turns,
     choose_turns,
+    describe_turns,
     estimate_turns,
     measure_credit,
 )
+from geo_sokoban_pipeline.evaluation.forks import history_of
 from geo_sokoban_pipeline.grpo.estimators import estimate_advantages, load_estimator
 from geo_sokoban_pipeline.grpo.groups import Episodes
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.trajectories.schema import TURN_VALUES
 
 PROMPTS, GROUPS, SIZE = 12, 60, 8
 FIRST, SECOND = 0.6, 0.7  # chances of action 1 in the first and in the second state
@@ -230,3 +234,21 @@ def test_turns_that_many_groups_have_taken_are_measured():
 def test_what_no_table_can_have_is_refused_at_once(given, text):
     with pytest.raises(ValidationError, match=text):
         CreditPipelineOptions.model_validate({"source": {"run": "train_sokoban"}, **given})
+
+
+def test_values_of_other_states_are_not_taken():
+    """The same names, rolled out again with other tokens."""
+    (episode,) = make_trajectories(1)
+    rows = [
+        {
+            **dict.fromkeys(TURN_VALUES.names),
+            **{"trajectory_id": episode.trajectory_id, "turn": 1, "history": history_of(episode, 1)},
+            **{"value": 0.5, "advantage": 0.25, "variance": 0.2, "continuations": 10, "continuations_after": 0},
+        }
+    ]
+    values = pa.Table.from_pylist(rows, schema=TURN_VALUES)
+    turns = describe_turns([episode], values)
+    assert (turns.gain[0], turns.before[0], turns.after[0]) == (0.25, 0.02, 0.0) and np.isnan(turns.gain[1:]).all()
+    episode.token_ids[0] += 1
+    with pytest.raises(ValueError, match="turn 1: the value was measured in another state"):
+        describe_turns([episode], values)
