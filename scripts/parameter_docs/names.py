@@ -179,7 +179,7 @@ UNITS = {
     "continuations": "continuations",
     "visits": "groups",
     "first_continuations": "continuations",
-    "first": "continuations",
+    "each": "continuations",
     # Pre-flight, control, studies
     "imitation_steps": "optimizer steps",
     "rows": "rows",

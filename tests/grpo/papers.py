@@ -93,10 +93,8 @@ def gigpo_of_the_paper(episodes, gamma, omega, scale):
 def vine_of_the_paper(episodes):
     rows = []
     for i, (reward, measured) in enumerate(zip(episodes.reward, episodes.state_values, strict=True)):
-        group = [r for r, g in zip(episodes.reward, episodes.group, strict=True) if g == episodes.group[i]]
-        values = [*measured, reward]
-        if math.isnan(values[0]):
-            values[0] = statistics.fmean(group)
+        others = [r for j, r in enumerate(episodes.reward) if episodes.group[j] == episodes.group[i] and j != i]
+        values = [statistics.fmean(others) if others else reward, *measured[1:], reward]
         row = []
         for k in range(len(measured)):
             before = next(v for v in reversed(values[: k + 1]) if not math.isnan(v))

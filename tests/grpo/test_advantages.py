@@ -169,16 +169,15 @@ def test_groups_in_groups(scale, expected):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([[0.5, 0.25, 1], [0.5, 0.75]], [[-0.25, 0.75, 0], [0.25, -0.75]]),
+        # The value of a prompt is the mean reward of the other episodes.
+        ([[None, 0.25, 1], [None, 0.75], [None]], [[-0.25, 0.75, 0], [-0.25, -0.75], [0.5]]),
         # Responses up to the next measured state share its gain.
-        ([[0.5, None, 0.75], [0.5, None]], [[0.25, 0.25, 0.25], [-0.5, -0.5]]),
-        # A prompt without a value has the mean reward of its group.
-        ([[None, 0.25, None], [None, None]], [[-0.25, 0.75, 0.75], [-0.5, -0.5]]),
+        ([[None, None, 0.75], [None, None], [None]], [[0.25, 0.25, 0.25], [-1, -1], [0.5]]),
     ],
 )
 def test_values_of_states(values, expected):
     measured = [np.array(row, np.float64) for row in values]
-    found = estimate("vine", turns([[0, 0, 1], [0, 0]], state_values=measured))
+    found = estimate("vine", turns([[0, 0, 1], [0, 0], [1]], state_values=measured))
     assert_rows(found, expected, rtol=0, atol=1e-12)
 
 

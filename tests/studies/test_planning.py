@@ -60,8 +60,24 @@ def test_compared_recipes_begin_with_the_warm_start_of_their_seed():
     assert given["policy"]["path"] == str(own.models / "policy") and given["warm_start"]["steps"] == 0
     assert given["grpo"]["advantage"] == "rloo" and given["loop"] == base["loop"]
     assert short.parameters["train_sokoban"]["loop"] == {**base["loop"], "iterations": 9}
+    longer = plan(
+        {"seeds": [3, 1], "train": {**train, "warm_start": {"steps": 7}}, "recipes": recipes}, name="estimators"
+    )
+    assert longer[1].run_id == "estimators-seed3-rloo" and longer[1].parameters != rloo.parameters
+    for wrong in ({"seeds": [3]}, {"controls": ["teacher"], "recipes": {"teacher": {}}}):
+        with pytest.raises(ValueError, match="recipes"):
+            plan({"seeds": [3, 1], "recipes": recipes, **wrong})
     with pytest.raises(ParameterError, match=r"study_default\.recipes\.wrong\.train"):
         plan({"recipes": {"wrong": {"grpo": {"advantage": "nothing"}}}})
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (CONF / "studies").iterdir()])
+def test_the_studies_of_the_project_can_be_planned(name):
+    for section, given in read(f"studies/{name}").items():
+        study = section_model(section).model_validate(given)
+        base = {f"train_{study.task}": read(f"train_{study.task}")[f"train_{study.task}"], study.task: {}}
+        members = plan_members(section.removeprefix("study_"), study, base, ROOT)
+        assert len({member.run_id for member in members}) == len(members) >= len(study.seeds) * (1 + len(study.recipes))
 
 
 def test_longest_first_and_each_after_what_it_needs():

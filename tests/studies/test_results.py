@@ -216,12 +216,16 @@ def test_a_compared_recipe_is_in_the_table_once_all_its_seeds_are_finished(tmp_p
     write_table(tmp_path, "a", "eval_prompts", layout_hash=["y"], level_hash=["3"])
     results = collect_results("tried", study, done, folder)
     assert [seed["run_id"] for seed in results["seeds"]] == ["tried-seed4", "tried-seed7"]
+    assert results["planned"] == recipes
     own, rloo = results["recipes"]
     same = {"cpu_seconds": 304.5, "iterations": 203, "greedy": [5, 8]}
     assert own == {
         "name": "",
         "changes": {},
-        "seeds": [{"seed": seed, "sampled": [solved, 8], **same, "clipped": None} for seed, solved in ((4, 6), (7, 7))],
+        "seeds": [
+            {"seed": seed, "sampled": [solved, 8], **same, "clipped": None, "weights_clipped": None}
+            for seed, solved in ((4, 6), (7, 7))
+        ],
     }
     assert (rloo["name"], rloo["changes"]) == ("rloo", {"grpo": {"advantage": "rloo"}})
     assert [seed["sampled"] for seed in rloo["seeds"]] == [[7, 8], [8, 8]]

@@ -70,10 +70,10 @@ class DistillationArguments(StrictModel):
 class VineArguments(StrictModel):
     """Continuations by which the values of states are measured."""
 
-    continuations: int = Field(512, ge=1, description="Continuations an iteration, over all its groups with a signal.")
-    first: int = Field(
-        4, ge=2, description="Continuations of each measured state; those whose ends differ get the rest."
+    continuations: Count = Field(
+        512, description="Continuations an iteration at most, over all its groups with a signal."
     )
+    each: Count = Field(8, description="Continuations of each measured state.")
 
 
 class PpoArguments(StrictModel):

@@ -138,9 +138,17 @@ class StudyDefinition(DataOverrides):
             ("chosen_on", list(self.chosen_on)),
             ("controls", list(self.controls)),
             ("evaluations", [further.name for further in self.evaluations]),
+            (
+                "recipes, controls and evaluations",
+                [*self.recipes, *self.controls, *(one.name for one in self.evaluations)],
+            ),
         ):
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} names something twice: {', '.join(map(str, values))}.")
+        if self.recipes and len(self.seeds) < 2:
+            raise ValueError(
+                f"recipes with the one seed {self.seeds[0]}: differences are compared over seeds; give more."
+            )
         for one in (self, *self.evaluations):
             one.data(self.task)
         return self
@@ -166,8 +174,8 @@ class StudyOptions(StrictModel):
     )
     docs: str | None = Field(
         "docs",
-        description="Folder whose learning.md, studies, results and img are written, and the README.md beside it; "
-        "relative to the project. None: nothing outside the data root is written.",
+        description="Folder whose learning.md, estimators.md, studies, results and img are written, and the README.md "
+        "beside it; relative to the project. None: nothing outside the data root is written.",
     )
 
 

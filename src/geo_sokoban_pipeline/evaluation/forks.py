@@ -56,10 +56,10 @@ class Node:
     history: str
     row: Mapping[str, Any]
     past: tuple[Result, ...]
-    texts: tuple[str, ...]
-    reseed_at: int | None
-    sampler: Sampler
     parent: str
+    reseed_at: int | None = None
+    texts: tuple[str, ...] = ()
+    sampler: Sampler = (None, "")
 
     @property
     def key(self) -> tuple[Sampler, str]:
@@ -307,7 +307,7 @@ def value_nodes(
     open_ended = [index for index, node in enumerate(nodes) if not node.is_certain]
     play_on(range(1), certain)
     play_on(range(first), open_ended)
-    play_on(range(first, most), [index for index in open_ended if differ(ends[index])])
+    play_on(range(first, most), [index for index in open_ended if _differ(ends[index])])
     rewards = [*bounds, *(end.reward for own in ends for end in own if end.reward is not None)]
     values = [describe_state(own, min(rewards), max(rewards)) for own in ends]
     for index in certain:
@@ -335,8 +335,7 @@ def play_nodes(
     return ends
 
 
-def differ(ends: Sequence[Outcome]) -> bool:
-    """Whether some continuations reach the goal and others do not; without a goal, whether their rewards differ."""
+def _differ(ends: Sequence[Outcome]) -> bool:
     known = [end for end in ends if end.reward is not None]
     return len({end.reward if end.success is None else end.success for end in known}) > 1
 

@@ -68,7 +68,10 @@ class Estimator:
     @property
     def forks(self) -> VineArguments | None:
         """The continuations that it needs; None: it needs none."""
-        return self.args if isinstance(self.args, VineArguments) else None
+        if not getattr(self.function, "forks", False):
+            return None
+        given = self.args if self.is_own else self.args.model_dump()
+        return VineArguments.model_validate({name: given[name] for name in VineArguments.model_fields if name in given})
 
     @property
     def per_token(self) -> bool:

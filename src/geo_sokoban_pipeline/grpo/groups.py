@@ -57,7 +57,12 @@ class Episodes:
 
 
 def advantage(
-    *, zero_on_equal_groups: bool, turn_rewards: bool = False, per_token: bool = False, reads_tokens: bool = False
+    *,
+    zero_on_equal_groups: bool,
+    turn_rewards: bool = False,
+    per_token: bool = False,
+    reads_tokens: bool = False,
+    forks: bool = False,
 ) -> Callable[[Function], Function]:
     """Declare what an advantage promises and needs; a function of one's own may set the attributes itself.
 
@@ -67,6 +72,7 @@ def advantage(
         turn_rewards: it needs `Episodes.turn_rewards`, so a reward without them is refused, with the reason.
         per_token: its numbers are means over tokens, which the update trains one by one; `grpo.normalize` leaves them.
         reads_tokens: it reads numbers of tokens, so that an audit of episodes without tokens cannot compute it again.
+        forks: it reads `Episodes.state_values`; `continuations` and `each` among its arguments are those of `vine`.
     """
 
     def declare(function: Function) -> Function:
@@ -75,6 +81,7 @@ def advantage(
             turn_rewards=turn_rewards,
             per_token=per_token,
             reads_tokens=reads_tokens,
+            forks=forks,
         )
         return function
 

@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.tasks import task_of
 Kind = Literal["train", "control", "evaluate"]
 # Longest first, so that no worker is left alone with a long run at the end.
 _ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")
+_START = ("policy", "warm_start", "env", "reward")  # options that a warm start follows from
 Sections = Mapping[str, Mapping[str, Any]]
 
 
@@ -158,7 +159,8 @@ def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, 
             train = merge(study.train, changes, {"policy": start, "warm_start": {"steps": 0}})
             compared = {**base, **_override(task, base, train, data, share)}
             everything = _resolve(f"study_{name}.recipes.{recipe}", task, compared)
-            both = compared, everything
+            # What the warm start was made with is not among them.
+            both = compared, {**everything, "start": {name: resolved[task.run][name] for name in _START}}
             members.append(_member(task, f"{run_id}-{recipe}", "train", recipe, seed, own, *both, run_id))
         for imitate in study.controls:
             control = {f"control_{task.name}": {"source": {"run": task.run, "run_id": run_id}, "imitate": imitate}}

@@ -40,8 +40,8 @@ def collect_results(
         `least_spent`, `max_growth`, `bars`, `machine`, `made_with` (versions and machine by run id), `levels`
         (evaluation prompts), `intervals` (what the rows' intervals are over; a file without it has none), `seeds` (per
         seed: rows of the evaluation, CPU-seconds, minutes, memory, curves), `beside` (the same of further seeds),
-        `sets` (per further set: title, levels, rows per seed), `recipes` (of a study that compares some; see
-        `_describe_recipes`).
+        `sets` (per further set: title, levels, rows per seed); of a study that compares recipes, `planned` (changes of
+        each by its name), and `recipes` (see `_describe_recipes`).
     """
     check_prompts(members)
     trained = [member for member in members if member.kind == "train" and not member.part]
@@ -70,7 +70,7 @@ def collect_results(
         "seeds": [described[seed] for seed in study.seeds],
         "beside": [described[seed] for seed in study.beside],
         "sets": [_describe_set(further.name, further.title, members) for further in study.evaluations],
-        **({"recipes": _describe_recipes(study, members)} if study.recipes else {}),
+        **({"planned": study.recipes, "recipes": _describe_recipes(study, members)} if study.recipes else {}),
     }
 
 
@@ -78,7 +78,7 @@ def _describe_recipes(study: StudyDefinition, members: Sequence[StudyRun]) -> li
     """`name`, `changes` and `seeds` of each recipe that is finished for every seed; the first one is the study's own.
 
     A seed has the solved and all episodes of the final policy by mode, CPU-seconds of GRPO, iterations, and the mean
-    share of clipped tokens (None: the loss has none).
+    shares of tokens that the loss and the importance rule have clipped (None: it has none).
     """
     from geo_sokoban_pipeline.training.sft import grpo_cpu_seconds
 
@@ -92,18 +92,24 @@ def _describe_recipes(study: StudyDefinition, members: Sequence[StudyRun]) -> li
             member = own[seed]
             metrics = RunStore(member.root).metrics(SourceOptions(run=f"train_{member.task}", run_id=member.run_id))
             rows = evaluation_rows(read_json(member.summary), member.task)
-            clipped = [row["train/pg_clipfrac"] for row in metrics if "train/pg_clipfrac" in row]
             seeds.append(
                 {
                     "seed": seed,
                     **{row["mode"]: [row["solved"], row["episodes"]] for row in rows if row["player"] == "final"},
                     "cpu_seconds": round(grpo_cpu_seconds(metrics), 1),
                     "iterations": len(metrics),
-                    "clipped": fmean(clipped) if clipped else None,
+                    "clipped": _mean(metrics, "train/pg_clipfrac"),
+                    "weights_clipped": _mean(metrics, "train/tis_clipfrac"),
                 }
             )
         found.append({"name": name, "changes": dict(changes), "seeds": seeds})
     return found
+
+
+def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Mean over the iterations that have a metric; None: none has."""
+    values = [row[name] for row in metrics if row.get(name) is not None]
+    return fmean(values) if values else None
 
 
 def check_prompts(members: Sequence[StudyRun]) -> None:

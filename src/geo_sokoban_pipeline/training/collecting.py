@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.evaluation.rollouts import response_metrics
 from geo_sokoban_pipeline.grpo.estimators import load_estimator
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
@@ -137,17 +136,17 @@ class Collector:
         given = trajectories, grpo, task, self.options.reward.args
         scores = score_groups(*given, max_trained_groups=most)
         apply_scores(trajectories, scores)
-        measured: dict[str, float] = {}
+        seconds, measured = time.perf_counter() - began, dict[str, float]()
         if (forks := load_estimator("advantage", grpo).forks) is not None:
             rows = [self.prompts[prompt] for prompt in chosen]
             root = derive_seed(self.seed, "forks", iteration)
-            measured = measure_states(trajectories, rows, forks, root, partial(self._continue, iteration))
+            measured = measure_states(trajectories, rows, forks, root, partial(self._call, iteration))
+            measured["perf/fork_time"] = time.perf_counter() - began - seconds
             scores = score_groups(*given, max_trained_groups=most)
             apply_scores(trajectories, scores)
         if rollout.partial:
             self.partial.keep(trajectories, dict(enumerate(chosen)))
         _update_solve_rates(sampler, chosen, trajectories)
-        seconds = time.perf_counter() - began
         processes = 1 if self.rollout_fn is None else rollout.workers or self.options.processes
         described = describe_rollout(trajectories, seconds, task.watched, processes)
         return trajectories, {**described, **measured, **self.take_metrics(), **scores.metrics}
@@ -188,23 +187,16 @@ class Collector:
             for sample, (seed, past) in enumerate(zip(plan.seeds, plan.pasts, strict=True))
         ]
         if options.rollout.over_sampling <= 1:
-            return self._call(iteration, options.rollout, requests)
+            return self._call(iteration, requests)
 
         def is_enough(complete: list[Trajectory]) -> bool:
             return self._probe(complete).trained_groups >= missing
 
-        return self._call(iteration, options.rollout, requests, enough=is_enough)
+        return self._call(iteration, requests, enough=is_enough)
 
-    def _continue(self, iteration: int, requests: Sequence[EpisodeRequest]) -> list[Trajectory]:
-        """Roll out continuations; any of them may fail."""
-        lenient = self.options.rollout.model_copy(update={"max_failed_share": 1.0})
-        return self._call(iteration, lenient, requests)
-
-    def _call(
-        self, iteration: int, rollout: RolloutOptions, requests: Sequence[EpisodeRequest], **enough: Any
-    ) -> list[Trajectory]:
+    def _call(self, iteration: int, requests: Sequence[EpisodeRequest], **enough: Any) -> list[Trajectory]:
         """The rollout's episodes of these requests."""
-        options = self.options
+        options, rollout = self.options, self.options.rollout
         settings = RolloutSettings(
             options.env, options.reward, rollout, rollout.sampling, iteration, options.task, self.engine.version
         )

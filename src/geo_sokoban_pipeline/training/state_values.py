@@ -1,12 +1,14 @@
 """Values of states of an iteration's episodes, by continuations from them, within a budget.
 
-Only groups that are trained and whose rewards differ get continuations: in the others all advantages are 0. States are
-measured in the order of how unlikely the response before them was: a certain response has the advantage 0, so the state
-after it is worth what the one before was. Whether a state is measured follows from what has led to it, not from what
-comes after it, so the choice does not bias the advantages (cutpoints of SPO, arXiv 2505.23564, section 4).
+Episodes are measured that are trained, in groups whose rewards differ: in other groups all advantages are 0. States are
+measured in the order of how unlikely the response before them was. A certain response has the advantage 0, so the state
+after it is worth what the one before was; and what has led to a state does not depend on the responses after it, so
+that the choice hardly biases the advantages of these (cutpoints of SPO, arXiv 2505.23564, section 4; here the border
+lies where the budget of the iteration ends). All measured states get equally many continuations: more where the first
+ones differ would move their means away from even odds.
 
-Half of the budget gives each measured state its first continuations; the rest goes to those whose ends differ. Values
-are part of the stored episodes, so that an audit and a second update compute the same advantages.
+Prompts are not measured, because the other episodes of the group are their continuations. Values are part of the stored
+episodes, so that an audit and a second update compute the same advantages.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.config.estimators import VineArguments
-from geo_sokoban_pipeline.evaluation.forks import Node, Outcome, differ, history_of, play_nodes
+from geo_sokoban_pipeline.evaluation.forks import Node, history_of, play_nodes
 from geo_sokoban_pipeline.grpo.groups import is_constant
 from geo_sokoban_pipeline.grpo.scoring import STATE_VALUE
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, responses_of
@@ -47,16 +49,15 @@ def measure_states(
         of a response whose following state is measured.
     """
     nodes: dict[str, Node] = {}
-    likely: dict[str, float] = {}  # probability of the response before a state; 0 of a prompt
+    likely: dict[str, float] = {}  # log-prob of the response before a state
     turns: list[tuple[str, Turn]] = []
     for episode in _with_signal(trajectories):
-        for node, turn, probability in _states(episode, rows[episode.group_index]):
+        for node, turn, log_prob in _states(episode, rows[episode.group_index]):
             nodes.setdefault(node.history, node)
-            likely.setdefault(node.history, probability)
+            likely.setdefault(node.history, log_prob)
             turns.append((node.history, turn))
-    most = max(options.continuations // 2 // options.first, sum(not value for value in likely.values()))
-    chosen = sorted(nodes, key=likely.__getitem__)[:most]
-    found = _continue([nodes[history] for history in chosen], options, root, roll_out)
+    chosen = sorted(nodes, key=likely.__getitem__)[: options.continuations // options.each]
+    found = play_nodes([nodes[history] for history in chosen], range(options.each), root, roll_out) if chosen else []
     values = {
         history: float(np.mean(known))
         for history, ends in zip(chosen, found, strict=True)
@@ -68,46 +69,30 @@ def measure_states(
     return {
         "rollout/forks/states": float(len(chosen)),
         "rollout/forks/continuations": float(sum(map(len, found))),
-        "rollout/forks/cutpoint": likely[chosen[-1]] if chosen else 0.0,
+        "rollout/forks/cutpoint": math.exp(likely[chosen[-1]]) if chosen else 0.0,
     }
 
 
 def _with_signal(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The graded episodes of trained groups whose rewards differ."""
+    """The trained episodes of groups whose rewards differ."""
     rewards: dict[int, list[float]] = {}
     for episode in trajectories:
-        if episode.trained and episode.reward is not None:
+        if episode.reward is not None:
             rewards.setdefault(episode.group_index, []).append(episode.reward)
     groups = {group for group, values in rewards.items() if not is_constant(np.array(values))}
-    return [episode for episode in trajectories if episode.group_index in groups and episode.reward is not None]
+    return [episode for episode in trajectories if episode.trained and episode.group_index in groups]
 
 
 def _states(episode: Trajectory, row: Mapping[str, Any]) -> Iterator[tuple[Node, Turn, float]]:
-    """The states of an episode, each with the response after it and the probability of the one before it."""
-    responses, probability = responses_of(episode), 0.0
+    """The states of an episode behind its prompt, each with the response after it and the log-prob of that before."""
+    responses = responses_of(episode)
     numbers = [number for number, turn in enumerate(episode.turns) if turn.role == "assistant"]
-    for place, number in enumerate(numbers):
+    for place, number in enumerate(numbers[1:], start=1):
         node = Node(
             history=history_of(episode, number),
             row=row,
             past=responses[:place],
-            texts=(),
             reseed_at=place,
-            sampler=(None, ""),
             parent=f"{episode.trajectory_id}/t{number:02d}",
         )
-        yield node, episode.turns[number], probability
-        probability = math.exp(float(responses[place].log_probs.sum()))
-
-
-def _continue(nodes: Sequence[Node], options: VineArguments, root: int, roll_out: RollOut) -> list[list[Outcome]]:
-    """The ends of the continuations of each node, in two stages."""
-    ends = play_nodes(nodes, range(options.first), root, roll_out) if nodes else []
-    open_ended = [place for place, own in enumerate(ends) if differ(own)]
-    left = max(0, options.continuations - options.first * len(nodes))
-    if open_ended and (more := left // len(open_ended)):
-        numbers = range(options.first, options.first + more)
-        further = play_nodes([nodes[place] for place in open_ended], numbers, root, roll_out)
-        for place, own in zip(open_ended, further, strict=True):
-            ends[place] += own
-    return ends
+        yield node, episode.turns[number], float(responses[place - 1].log_probs.sum())

@@ -82,11 +82,17 @@ def plan_study(
         if strange := set(options.recipes or ()) - definition.recipes.keys():
             known = ", ".join(definition.recipes) or "there is none"
             raise ParameterError(f"study.recipes: {min(strange)!r} is no recipe of study_{name} ({known}).")
+        if definition.recipes and name not in task.comparisons:
+            known = ", ".join(task.comparisons) or "none of this task"
+            raise ParameterError(f"study_{name}.recipes: studies that compare recipes are {known}.")
     return StudyPlan(name, options, definition, members, StudyFolder.of(command.data_root, name), docs)
 
 
 def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
     """The plan with all members that are finished, once those of the chosen recipes are."""
+    if fresh and plan.options.recipes is not None:
+        problem = "fresh=true with study.recipes: it replaces the warm starts of all recipes. Leave one of both out."
+        refuse(ParameterError(problem))
     recipes = {"", *(plan.definition.recipes if plan.options.recipes is None else plan.options.recipes)}
     chosen = [member for member in plan.members if member.kind != "train" or member.part in recipes]
     # Records and logs go by the study's name: the same study under another run id would share them.
