@@ -48,6 +48,8 @@ def make_prompts(parameters: Mapping[str, Any]) -> tuple[Any, ...]:
 
     options = ReasoningDataOptions.model_validate(parameters)
     sizes = {split: getattr(options.counts, split) // len(options.datasets) for split in SPLITS}
+    if sum(sizes.values()) * len(options.datasets) != sum(getattr(options.counts, split) for split in SPLITS):
+        raise ValueError(f"reasoning.counts: {len(options.datasets)} data sets must divide each number.")
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for name, given in options.datasets.items():
         asked = iter(ask(name, given, options.seed, sum(sizes.values())))
@@ -66,17 +68,20 @@ def ask(name: str, given: Mapping[str, Any], seed: int, count: int) -> list[dict
             found[entry["question"]] = entry
         if len(found) == count:
             choices = sorted({str(entry["answer"]) for entry in found.values()})
-            return [make_row(name, number, entry, choices) for number, entry in enumerate(found.values())]
+            return [make_row(name, number, entry, choices, given) for number, entry in enumerate(found.values())]
     raise ValueError(
         f"reasoning.datasets.{name}: it gives {len(found)} different questions, not {count}; ask for fewer."
     )
 
 
-def make_row(name: str, number: int, entry: Mapping[str, Any], choices: Sequence[str]) -> dict[str, Any]:
+def make_row(
+    name: str, number: int, entry: Mapping[str, Any], choices: Sequence[str], given: Mapping[str, Any]
+) -> dict[str, Any]:
     """A prompts row; `images` is empty, and the scorer needs the whole entry.
 
     Args:
         choices: answers that occur in the data set.
+        given: options of the data set, which some scorers read.
     """
     return {
         "id": f"{name}-{number}",
@@ -86,6 +91,7 @@ def make_row(name: str, number: int, entry: Mapping[str, Any], choices: Sequence
         "dataset": name,
         "entry": json.dumps(entry, sort_keys=True, default=str),
         "choices": list(choices),
+        "options": json.dumps(given, sort_keys=True),
     }
 
 
@@ -100,11 +106,11 @@ def report_data(*tables: Any) -> dict[str, Any]:
 
 
 @cache
-def scorer(name: str) -> Any:
+def scorer(name: str, options: str) -> Any:
     """A data set, for its scorer alone."""
     import reasoning_gym
 
-    return reasoning_gym.create_dataset(name, size=1, seed=0)
+    return reasoning_gym.create_dataset(name, size=1, seed=0, **json.loads(options))
 
 
 class QuestionEnv:
@@ -117,7 +123,8 @@ class QuestionEnv:
         return None, {}
 
     def step(self, text: str) -> tuple[None, bool, dict[str, Any]]:
-        self.score = float(scorer(self.row["dataset"]).score_answer(text.strip(), json.loads(self.row["entry"])))
+        asked = scorer(self.row["dataset"], self.row["options"])
+        self.score = float(asked.score_answer(text.strip(), json.loads(self.row["entry"])))
         return None, True, {"score": self.score}
 
     def format_observation(self, observation: Any) -> dict[str, Any]:
