@@ -151,8 +151,8 @@ def render_recipes(results: Results) -> str:
         f"Solve rates of the final policy, mean of {name_seeds(seeds)}, on {results['levels']['distinct']} "
         "evaluation prompts. Differences are within a seed, in points. Brackets are intervals over the seeds, which "
         "hold together for all recipes that change the same kind of estimator, in 95 % of tables; p is Holm's for "
-        "these. CPU-seconds are multiples of those of the study's own recipe. Clipped are shares of the tokens trained on: "
-        "by the loss, and by the importance rule.",
+        "these. CPU-seconds are multiples of those of the study's own recipe. Clipped are shares of the tokens "
+        "trained on: by the loss, and by the importance rule.",
         markdown_table(head, lines),
         describe_differences(recipes) if len(recipes) > 1 else "",
         f"Not finished: {', '.join(missing)}." if missing else "",
