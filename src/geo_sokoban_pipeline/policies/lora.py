@@ -133,9 +133,8 @@ class AdaptedLinear(nn.Linear):
         nn.Module.__init__(self)  # not that of the linear layer, which would draw weights
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
-        kind: Any = {"bias": False, "device": base.weight.device, "dtype": base.weight.dtype}
-        self.lora_A = nn.utils.skip_init(nn.Linear, base.in_features, adapter.rank, **kind)
-        self.lora_B = nn.utils.skip_init(nn.Linear, adapter.rank, base.out_features, **kind)
+        self.lora_A = _matrix(base.in_features, adapter.rank, base.weight)
+        self.lora_B = _matrix(adapter.rank, base.out_features, base.weight)
         self.scale, self.is_on = adapter.scale, True
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -146,6 +145,13 @@ class AdaptedLinear(nn.Linear):
     def merged(self) -> Tensor:
         """The weight of the layer without an adapter that computes the same."""
         return merge(self.weight, self.lora_A.weight, self.lora_B.weight, self.scale)
+
+
+def _matrix(inputs: int, outputs: int, like: Tensor) -> nn.Linear:
+    """A layer without values, on the device of a weight; none are drawn."""
+    made = nn.Linear(inputs, outputs, bias=False, device="meta")
+    made.weight = nn.Parameter(like.new_empty(outputs, inputs))
+    return made
 
 
 @torch.no_grad()
