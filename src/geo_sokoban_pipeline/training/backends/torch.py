@@ -60,6 +60,7 @@ from geo_sokoban_pipeline.grpo.loss import (
 )
 from geo_sokoban_pipeline.grpo.loss import entropy as token_entropy
 from geo_sokoban_pipeline.policies.lora import (
+    AdaptedLinear,
     adapted_layers,
     matrices_of,
     merge,
@@ -176,6 +177,11 @@ class RankState:
         """Types and shapes of the whole weights as published, in the order of the model."""
         return published_specs(self.trained_policy.model)
 
+    @cached_property
+    def _adapted(self) -> dict[str, AdaptedLinear]:
+        """Layers with an adapter, by the names of their weights."""
+        return adapted_layers(self.trained_policy.model)
+
     @torch.no_grad()
     def _collect_one(
         self, name: str, owner: int, dtype: torch.dtype | None = None, *, on_device: bool = False
@@ -193,7 +199,7 @@ class RankState:
         note_progress()
         parameter = self._parameters[name]
         held, shape = own_part(parameter), published_spec(name, parameter).shape
-        if (layer := adapted_layers(self.trained_policy.model).get(name)) is not None:
+        if (layer := self._adapted.get(name)) is not None:
             held = merge(held, gather(layer.lora_A.weight.detach()), own_part(layer.lora_B.weight), layer.scale)
         own = transpose_experts(name, held).to(held.device if on_device else "cpu", dtype).contiguous()
         ranks = next((ranks for ranks in copies_of(parameter) if owner in ranks), [owner])
@@ -239,9 +245,9 @@ class RankState:
 
     def export_trained(self, folder: Path) -> Files:
         """See `TrainBackend`; rank 0 writes an adapter, and where the weights are sharded all ranks call this."""
-        adapter, matrices = self.trained_policy.adapter, matrices_of(self._parameters)
-        if adapter is None:
+        if (adapter := self.trained_policy.adapter) is None:
             return self.export(folder)
+        matrices = matrices_of(self._parameters)
         specs = {name: TensorSpec.of(matrix) for name, matrix in matrices.items()}
         if self._group is not None and self._group.rank:
             for name in order_tensors(specs):
