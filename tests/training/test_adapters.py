@@ -21,10 +21,9 @@ from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.training.backend import build_scorer, open_reference
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
-from training.setup import LoopFolder, Setup, copied, settings
+from training.setup import ADAPTED, LoopFolder, Setup, adapted, copied, settings
 
-TARGETS = ("self_attn.[qkvo]_proj", "mlp.(gate|up|down)_proj", "visual.(blocks|merger).*(qkv|attn.proj|linear_fc[12])")
-ADAPTER = {"rank": 2, "alpha": 4.0, "targets": list(TARGETS)}
+ADAPTER = {"rank": 2, "alpha": 4.0, "targets": list(ADAPTED)}
 # An epsilon of the gradients' size: moments near 0 would turn the rounding of two sums into steps of full size.
 OPTIMIZER: dict[str, Any] = {"learning_rate": 3e-3, "eps": 1e-5, "weight_decay": 0.0}
 LOOP: dict[str, Any] = {
@@ -36,13 +35,6 @@ LOOP: dict[str, Any] = {
     "grpo.kl_coefficient": 0.05,
     "grpo.old_log_probs": "recompute",
 }
-
-
-def adapted(policy: Policy, base: Path = Path(), rank: int = 2) -> Policy:
-    """A copy of a policy with a fresh adapter."""
-    found = copied(policy)
-    attach_adapter(found, Adapter(rank, 2.0 * rank, TARGETS, base))
-    return found
 
 
 def parameters(policy: Policy) -> dict[str, Tensor]:
@@ -84,7 +76,7 @@ def test_with_the_identity_as_a_it_is_full_training(setup: Setup, batches: dict[
     full = copied(setup.trained)
     full.model.double()
     narrow = replace(full, model=copied(full).model)
-    attach_adapter(narrow, Adapter(1, 1.0, TARGETS, Path()))
+    attach_adapter(narrow, Adapter(1, 1.0, ADAPTED, Path()))
     layers = {name: module for name, module in narrow.model.named_modules() if isinstance(module, AdaptedLinear)}
     for module in layers.values():
         width, output = module.in_features, module.out_features
