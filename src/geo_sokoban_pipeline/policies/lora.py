@@ -224,8 +224,10 @@ def read_adapter(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, Te
         parameters: of the model that has such an adapter, perhaps sharded.
 
     Raises:
-        ValueError: the folder has others, or others shapes.
+        ValueError: the folder has none, others, or others shapes.
     """
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ValueError(f"{folder} holds no adapter, but policy.adapter is set; leave it out, or give it an adapter.")
     stored = _read_matrices(folder)
     wanted = matrices_of(parameters)
     for name in sorted({*wanted, *stored}):

@@ -145,9 +145,13 @@ def identify_policy(policy: PolicyFolder) -> dict[str, Any]:
     Returns:
         `iteration` of its checkpoint (−1: the policy that GRPO started from; None: it is no checkpoint),
         `policy_version` (None: not known), and `hash` of the files that it is loaded from: a checkpoint and the final
-        policy that was made of it have the same.
+        policy that was made of it have the same, unless an adapter was merged.
     """
-    files = {name: entry for name, entry in policy.manifest["files"].items() if _is_loaded(Path(name))}
+    files = {
+        name: entry
+        for name, entry in policy.manifest["files"].items()
+        if _is_loaded(Path(name)) and Path(name).name != ADAPTER_CONFIG  # which names a place on the disk
+    }
     return {
         "iteration": policy.manifest.get("iteration"),
         "policy_version": policy.manifest.get("policy_version"),

@@ -402,8 +402,15 @@ def load_driver_policy(options: TrainOptions, folder: Path, seed: int = 0) -> Po
 
     Raises:
         FileNotFoundError, ValueError, RuntimeError: as `load_as`.
+        ValueError: the folder has an adapter, but the options have none, or the other way round.
     """
-    folder = find_base(folder) or folder
+    if (base := find_base(folder)) is not None:
+        if options.policy.adapter is None:
+            raise ValueError(
+                f"{folder} holds an adapter, but policy.adapter is not set: give this command the adapter of the run, "
+                "or the run's final policy."
+            )
+        folder = base
     adapter = Adapter.fresh(options.policy.adapter, folder, seed)
     is_elsewhere = options.shares_weights or options.optimizer.offload or options.placement == "ray"
     return (load_empty if is_elsewhere else load_as)(options.policy, folder, adapter)
