@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.policies.policy import (
 )
 from geo_sokoban_pipeline.policies.weights import TensorSpec, WeightSource
 from policies.library import build_samples, sample_log_probs
-from task_options import PolicyOptions
+from task_options import PolicyOptions, TrainOptions
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 EVERYWHERE = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "visual.*(qkv|attn.proj|linear_fc[12])")
@@ -124,6 +124,11 @@ def test_weights_that_no_adapter_reaches_are_refused_by_name(
 def test_options_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PolicyOptions.model_validate(changes)
+
+
+def test_megatron_refuses_an_adapter() -> None:
+    with pytest.raises(ValueError, match="policy.adapter with backend=megatron: .* Set backend=fsdp"):
+        TrainOptions.model_validate({"policy": {"adapter": {}}, "backend": "megatron"})
 
 
 def test_a_fresh_adapter_changes_nothing_and_depends_on_the_seed_alone(tiny_policy: Policy, tmp_path: Path) -> None:
