@@ -79,8 +79,10 @@ def render(rows: Sequence[Mapping[str, Any]]) -> str:
 def _start(folder: Path, seed: int) -> Path:
     """The policy after SFT with a seed, whose loop is one iteration long."""
     name = f"start-seed{seed}"
-    run_training(folder, name, merge(_ALONE, {"loop": {"iterations": 1, "eval_interval": 0}}), seed=seed)
-    return folder / "data" / "06_models" / "train_sokoban" / name / "policy"
+    policy = folder / "data" / "06_models" / "train_sokoban" / name / "policy"
+    if not policy.is_dir():
+        run_training(folder, name, merge(_ALONE, {"loop": {"iterations": 1, "eval_interval": 0}}), seed=seed)
+    return policy
 
 
 def _word(arm: str) -> str:
@@ -98,6 +100,11 @@ def _run(
     folder: Path, name: str, start: Path, seed: int, train: Mapping[str, Any], iterations: int, *, whole: bool = False
 ) -> list[dict[str, Any]]:
     """Rows of metrics of a run; one that is stored goes on, or is read."""
+    data = folder / "data"
+    stored = sorted((data / "07_model_output" / "train_sokoban" / name / "metrics").glob("iter=*.json"))
+    is_evaluated = (data / "08_reporting" / "train_sokoban" / name / "eval_summary.json").is_file()
+    if len(stored) >= iterations and (is_evaluated or not whole):
+        return [read_json(path) for path in stored[:iterations]]
     common = {"policy": {"source": "folder", "path": str(start)}, "warm_start": {"steps": 0}}
     options = merge(_ALONE, common, train, {"loop": {"iterations": iterations}})
     return run_training(folder, name, options, whole, seed=seed)[:iterations]
