@@ -181,6 +181,7 @@ UNITS = {
     "continuations": "continuations",
     "visits": "groups",
     "first_continuations": "continuations",
+    "first": "continuations",
     # Pre-flight, control, studies
     "imitation_steps": "optimizer steps",
     "rows": "rows",

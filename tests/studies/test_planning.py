@@ -48,6 +48,22 @@ def test_merge(base, changes, merged):
     assert repr(base) == before
 
 
+def test_compared_recipes_begin_with_the_warm_start_of_their_seed():
+    recipes = {"rloo": {"grpo": {"advantage": "rloo"}}, "short": {"loop": {"iterations": 9}}}
+    train = {"loop": {"eval_interval": 0}}
+    members = plan({"seeds": [3, 1], "train": train, "recipes": recipes}, name="estimators")
+    found = {member.run_id: member for member in members}
+    assert list(found) == [f"estimators-seed{seed}{end}" for seed in (3, 1) for end in ("", "-rloo", "-short")]
+    own, rloo, short = (found[f"estimators-seed3{end}"] for end in ("", "-rloo", "-short"))
+    assert (rloo.kind, rloo.part, rloo.after, own.part) == ("train", "rloo", own.run_id, "")
+    given, base = (member.parameters["train_sokoban"] for member in (rloo, own))
+    assert given["policy"]["path"] == str(own.models / "policy") and given["warm_start"]["steps"] == 0
+    assert given["grpo"]["advantage"] == "rloo" and given["loop"] == base["loop"]
+    assert short.parameters["train_sokoban"]["loop"] == {**base["loop"], "iterations": 9}
+    with pytest.raises(ParameterError, match=r"study_default\.recipes\.wrong\.train"):
+        plan({"recipes": {"wrong": {"grpo": {"advantage": "nothing"}}}})
+
+
 def test_longest_first_and_each_after_what_it_needs():
     sets = [{"name": "longer", "title": "Longer", "sokoban": {"max_solution": 12}}]
     members = plan({"seeds": [3, 1], "controls": ["teacher", "optimal"], "evaluations": sets})

@@ -67,6 +67,15 @@ class DistillationArguments(StrictModel):
     )
 
 
+class VineArguments(StrictModel):
+    """Continuations by which the values of states are measured."""
+
+    continuations: int = Field(512, ge=1, description="Continuations an iteration, over all its groups with a signal.")
+    first: int = Field(
+        4, ge=2, description="Continuations of each measured state; those whose ends differ get the rest."
+    )
+
+
 class PpoArguments(StrictModel):
     """Clipped ratios of tokens."""
 
@@ -152,6 +161,7 @@ ESTIMATORS: Mapping[Kind, Mapping[str, Registered]] = {
         "reinforce_pp_baseline": Registered("advantages.reinforce_pp.reinforce_pp_baseline"),
         "turn_return": Registered("advantages.turn_return.turn_return", TurnReturnArguments),
         "gigpo": Registered("advantages.gigpo.gigpo", GigpoArguments),
+        "vine": Registered("advantages.vine.vine", VineArguments),
         "distillation": Registered("advantages.distillation.distillation", DistillationArguments),
     },
     "loss": {

@@ -107,6 +107,12 @@ class StudyDefinition(DataOverrides):
     )
     train: dict[str, Any] = Field(default_factory=dict, description="Overrides of train_<task>.")
     controls: tuple[Imitated, ...] = Field((), description="Controls of every seed.")
+    recipes: dict[SetName, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Recipes that are compared with the study's own, by name: overrides of `train`. Each begins with "
+        "the warm start of the study's own run of its seed. A recipe whose iteration costs more needs fewer of them "
+        "(`loop.iterations`): the table says what each has spent.",
+    )
     max_minutes: float | None = Field(
         None, gt=0, le=43_200, description="Budget of a whole run in minutes. None: none."
     )
@@ -153,6 +159,10 @@ class StudyOptions(StrictModel):
         description="Runs side by side. The cores are divided among them, and a run has as many processes of one "
         "thread as it has cores, up to train_<task>.processes. None: one run per core. 1: one after another, in the "
         "minutes of a run that is alone on the machine.",
+    )
+    recipes: tuple[str, ...] | None = Field(
+        None,
+        description="Compared recipes that run now. None: all. The table has all that are finished for every seed.",
     )
     docs: str | None = Field(
         "docs",

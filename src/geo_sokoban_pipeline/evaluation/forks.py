@@ -307,7 +307,7 @@ def value_nodes(
     open_ended = [index for index, node in enumerate(nodes) if not node.is_certain]
     play_on(range(1), certain)
     play_on(range(first), open_ended)
-    play_on(range(first, most), [index for index in open_ended if _differ(ends[index])])
+    play_on(range(first, most), [index for index in open_ended if differ(ends[index])])
     rewards = [*bounds, *(end.reward for own in ends for end in own if end.reward is not None)]
     values = [describe_state(own, min(rewards), max(rewards)) for own in ends]
     for index in certain:
@@ -316,7 +316,27 @@ def value_nodes(
     return values
 
 
-def _differ(ends: Sequence[Outcome]) -> bool:
+def play_nodes(
+    nodes: Sequence[Node],
+    numbers: Sequence[int],
+    root: int,
+    roll_out: Callable[[Sequence[EpisodeRequest]], Sequence[Trajectory]],
+) -> list[list[Outcome]]:
+    """Continue from each node by a rollout; the ends of these continuations, by node.
+
+    Args:
+        numbers: of the continuations of each node.
+        root: seed that all seeds follow from.
+        roll_out: the episodes of these requests.
+    """
+    ends: list[list[Outcome]] = [[] for _ in nodes]
+    for episode in roll_out([one for place, node in enumerate(nodes) for one in node.requests(place, root, numbers)]):
+        ends[episode.group_index].append(Outcome.of(episode.reward, episode.metrics))
+    return ends
+
+
+def differ(ends: Sequence[Outcome]) -> bool:
+    """Whether some continuations reach the goal and others do not; without a goal, whether their rewards differ."""
     known = [end for end in ends if end.reward is not None]
     return len({end.reward if end.success is None else end.success for end in known}) > 1
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.config.estimators import Kind, registered
+from geo_sokoban_pipeline.config.estimators import Kind, VineArguments, registered
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.formats import type_name
@@ -64,6 +64,11 @@ class Estimator:
     def reads_tokens(self) -> bool:
         """Whether it reads numbers of tokens; of own code, unless it says that it does not."""
         return bool(getattr(self.function, "reads_tokens", True))
+
+    @property
+    def forks(self) -> VineArguments | None:
+        """The continuations that it needs; None: it needs none."""
+        return self.args if isinstance(self.args, VineArguments) else None
 
     @property
     def per_token(self) -> bool:

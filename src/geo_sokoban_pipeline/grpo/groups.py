@@ -38,6 +38,8 @@ class Episodes:
         state_keys: n_e keys per episode: the state before each response. Equal keys within a group are equal states.
         success: whether each episode reached its goal; None for a task without one.
         versions: (N,) int64 newest policy version that sampled a token of the episode.
+        state_values: one (n_e,) float64 per episode: the value of the state before each response by continuations from
+            it, NaN where it is not measured.
         teacher_gaps: one (tokens,) float64 per episode: log-prob under the teacher less that under the policy, of its
             sampled tokens; empty where no teacher has scored it.
     """
@@ -50,6 +52,7 @@ class Episodes:
     state_keys: Sequence[Sequence[Hashable]] = ()
     success: Sequence[bool | None] = ()
     versions: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    state_values: Sequence[Floats] = ()
     teacher_gaps: Sequence[Floats] = ()
 
 
