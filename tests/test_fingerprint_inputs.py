@@ -138,6 +138,7 @@ TRUNCATED = {"grpo.importance": "truncated", "grpo.old_log_probs": "recompute"}
 BESIDE: dict[str, dict[str, Any]] = {
     "loop.max_staleness": {"rollout.engine": "sglang", "loop.save_interval": 1},
     "policy.source": {"policy.path": "somewhere"},
+    "policy.adapter": {"policy.adapter": {"rank": 3}},
     "rollout.server.mode": {"rollout.server.urls": ["http://a:1"]},
     "rollout.server.urls": {"rollout.server.mode": "attach", "rollout.server.urls": ["http://a:1"]},
     "rollout.server.api_key_variable": {"rollout.server.mode": "attach", "rollout.server.urls": ["http://a:1"]},
@@ -220,6 +221,10 @@ def test_each_field_is_compared_or_free(model: str, path: str) -> None:
 
 def layout(options: TrainOptions) -> Fingerprint:
     return {**layout_of(options, options.threads or 8)["layout"]}
+
+
+def test_runs_that_are_older_than_adapters_go_on_without_one() -> None:
+    assert not any(name.startswith("policy.adapter") for stage in stages(TrainOptions()).values() for name in stage)
 
 
 def test_no_reason_is_left_over() -> None:

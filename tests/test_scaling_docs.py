@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from scripts.published_sizes import PUBLISHED
 from scripts.scaling_docs.page import (
+    ADAPTED,
     DENSE,
     MACHINES,
     PAGE,
     TENSOR_AND_DATA,
     Layout,
+    adapter_layout,
     fits,
     layouts,
     shape_of,
@@ -37,6 +39,7 @@ def test_the_page_is_current() -> None:
         for machine in MACHINES:
             assert page.count(f"| {name} | {machine} | ") == 1
     for name in DENSE:
+        assert [page.count(f"| {name}, adapter | {machine} |") for machine in ADAPTED] == [1] * len(ADAPTED)
         assert [page.count(f"| {name} | {tensor} × {data} |") for tensor, data in TENSOR_AND_DATA] == [1] * 6
 
 
@@ -60,6 +63,14 @@ def test_layouts_are_tried_from_the_simplest_to_the_most_shared() -> None:
     mixture = shape_of("30B-A3B")
     wide = {size: {layout.servers["tensor_parallel"] for layout in layouts(mixture, 8, size)} for size in (80, 40)}
     assert wide == {80: {1}, 40: {2}}
+
+
+@pytest.mark.parametrize(("name", "gigabytes", "expected"), [("2B", 24, True), ("8B", 80, True), ("8B", 24, False)])
+def test_an_adapter_fits_where_all_weights_do_not(name: str, gigabytes: int, expected: bool) -> None:
+    """With a server on the same GPU."""
+    layout = adapter_layout(name, gigabytes)
+    assert fits(name, layout, 1, gigabytes) is expected
+    assert not fits(name, Layout({}, layout.servers), 1, gigabytes)
 
 
 OFFLOAD = {"optimizer": {"offload": True}}

@@ -68,6 +68,8 @@ UNITS = {
     "vision_mlp": "channels",
     "vision_grid": "patches",
     "initializer_range": "weight",
+    "rank": "rows",
+    "alpha": "factor",
     # Warm start and optimizer
     "steps": "optimizer steps",
     "episodes_per_step": "demonstrations",

@@ -16,6 +16,7 @@ from typing import Any
 from scripts.published_sizes import PUBLISHED, published_config
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, TrainOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.memory import Gpu, RankPlan, StepLoad, place_on_gpus, plan_rank
@@ -28,6 +29,8 @@ from geo_sokoban_pipeline.studies.plan import merge
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scaling.md"
 MACHINES = {"1 × 80 GB": (1, 80), "8 × 80 GB": (8, 80), "1 × 141 GB": (1, 141)}
+ADAPTED = {"1 × 24 GB": 24, "1 × 80 GB": 80}  # GB of the GPU that an adapter is trained on
+ADAPTER = {"policy": {"adapter": {"rank": 16}}}
 SHARE = 0.9  # of a GPU, as in the pre-flight
 # A problem of Geometry3K with its largest diagram: 1,248 patches.
 EPISODE = EpisodeShape(prompt=600, observation=0, response=4096, patches=1248, image_tokens=312, image_bytes=100_000)
@@ -65,6 +68,7 @@ class Layout:
             **self.training,
             "rollout": base.rollout.model_copy(update={"server": server}),
             "optimizer": base.optimizer.model_copy(update={**_BASE, **self.training.get("optimizer", {})}),
+            "policy": _policy(self.training.get("policy", {})),
         }
         return base.model_copy(update=changes)
 
@@ -113,13 +117,19 @@ def plan_megatron(name: str, tensor: int, data: int) -> RankPlan:
 
 def _plan(name: str, options: TrainOptions) -> RankPlan:
     longest = EPISODE.prompt + EPISODE.response
-    return plan_rank(options, shape_of(name), StepLoad.of(options, EPISODE, longest), on_gpu=True)
+    model = shape_of(name, adapted=options.policy.adapter is not None)
+    return plan_rank(options, model, StepLoad.of(options, EPISODE, longest), on_gpu=True)
 
 
 @lru_cache
-def shape_of(name: str) -> ModelShape:
+def shape_of(name: str, *, adapted: bool = False) -> ModelShape:
     """A published model without weights."""
-    return ModelShape.of(launch_options().policy, published_config(name))
+    return ModelShape.of(_policy(ADAPTER["policy"] if adapted else {}), published_config(name))
+
+
+def _policy(changes: dict[str, Any]) -> PolicyOptions:
+    policy = launch_options().policy
+    return type(policy).model_validate({**policy.model_dump(), **changes})
 
 
 def fits(name: str, layout: Layout, gpus: int, gigabytes: int) -> bool:
@@ -132,8 +142,9 @@ def fits(name: str, layout: Layout, gpus: int, gigabytes: int) -> bool:
 
 def write_page(page: str) -> str:
     """The page with its tables as they are now, between their marks."""
-    for name, table in (("layouts", layout_table()), ("megatron", megatron_table()), ("parts", part_table())):
-        page = replace_section(page, name, table, PAGE)
+    tables = {"layouts": layout_table, "adapters": adapter_table, "megatron": megatron_table, "parts": part_table}
+    for name, table in tables.items():
+        page = replace_section(page, name, table(), PAGE)
     return page
 
 
@@ -145,6 +156,22 @@ def layout_table() -> str:
             tried = list(layouts(shape_of(name), gpus, gigabytes))
             found = next((layout for layout in tried if fits(name, layout, gpus, gigabytes)), None)
             rows.append(f"| {name} | {machine} | {_cells(name, found, tried[-1])} |")
+    return "\n".join(rows)
+
+
+def adapter_layout(name: str, gigabytes: int) -> Layout:
+    """An adapter on one GPU, with a server beside it."""
+    return Layout(ADAPTER, next(layouts(shape_of(name), 1, gigabytes)).servers)
+
+
+def adapter_table() -> str:
+    """Which models fit one GPU with an adapter, by model and GPU."""
+    rows = ["| model | GPU | training | servers | peak of a rank | parameters of `train_geo3k` |", _rule(6)]
+    for name in DENSE:
+        for machine, gigabytes in ADAPTED.items():
+            layout = adapter_layout(name, gigabytes)
+            found = layout if fits(name, layout, 1, gigabytes) else None
+            rows.append(f"| {name}, adapter | {machine} | {_cells(name, found, layout)} |")
     return "\n".join(rows)
 
 

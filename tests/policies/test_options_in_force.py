@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from geo_sokoban_pipeline.policies import preparing
+from geo_sokoban_pipeline.policies.lora import AdaptedLinear, Adapter
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, save_policy
 from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -150,6 +151,23 @@ def _frozen(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
                 prepare()
 
 
+def _adapted(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Rank, factor and layers; a pattern without a layer is refused before the run."""
+    save_policy(small, folder / "given")
+    for given, rank, scale, layers in (
+        ({}, 16, 2.0, 14),
+        ({"rank": 2, "alpha": 3.0, "targets": ["q_proj", "visual.*qkv"]}, 2, 1.5, 3),
+    ):
+        options = PolicyOptions.model_validate({"adapter": given})
+        model = load_as(options, folder / "given", Adapter.fresh(options.adapter, folder / "given", 0)).model
+        found = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
+        assert {(module.lora_A.out_features, module.scale) for module in found} == {(rank, scale)}
+        assert len(found) == layers
+    refused = PolicyOptions.model_validate({"adapter": {"targets": ["qproj"]}, "tiny": SMALL})
+    with pytest.raises(ValueError, match="policy.adapter.targets: qproj matches no linear layer"):
+        write_starting_policy(refused, 0, {})
+
+
 SHOWN: dict[str, Callable[[Policy, Path, pytest.MonkeyPatch], None]] = {
     "tiny.vocabulary": _vocabulary,
     "tiny.texts": _texts,
@@ -164,6 +182,7 @@ SHOWN: dict[str, Callable[[Policy, Path, pytest.MonkeyPatch], None]] = {
     "device": _loaded,
     "attention": _loaded,
     "freeze": _frozen,
+    "adapter": _adapted,
 }
 
 

@@ -10,6 +10,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,12 +34,14 @@ from geo_sokoban_pipeline.distributed.fsdp import shard_modules, synchronise_nex
 from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, StepSize
 from geo_sokoban_pipeline.policies import qwen3_vl
+from geo_sokoban_pipeline.policies.lora import Adapter
 from geo_sokoban_pipeline.policies.patches import EncodedImage, build_image_processor
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, attach_adapter
 from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
 from geo_sokoban_pipeline.preflight.memory import (
     RankPlan,
     StepLoad,
+    held_bytes,
     language_bytes,
     logit_bytes,
     plan_rank,
@@ -140,6 +143,8 @@ def fake_pass(config: Any, options: TrainOptions, layout: Mapping[str, Any]) -> 
         model.to_empty(device="cpu").eval()
         model.tie_weights()  # which `to_empty` unties
         policy = Policy(model, build_tokenizer(), build_image_processor(1024, 1 << 24), compute=chosen.compute)
+        if (adapter := Adapter.fresh(chosen.adapter, Path(), seed=0)) is not None:
+            attach_adapter(policy, adapter)
         network = policy.network
         if mesh is not None:
             shard_modules(network.language, network.vision, mesh)
@@ -159,6 +164,7 @@ ONE: dict[str, Any] = {}
 FULL = {"processes": 8, "threads": 1, "sharding": "full"}
 HYBRID = {"processes": 8, "threads": 1, "sharding": "hybrid", "replicas": 4}
 MIXED, WHOLE = {"compute": "bfloat16"}, {}
+LORA = {**MIXED, "adapter": {"rank": 16}}
 KEEP = {"gradient_checkpointing": False}
 CASES = [
     # width, layout, micro-batches, policy, optimizer
@@ -172,6 +178,9 @@ CASES = [
     ("8B", ONE, 2, MIXED, {"logit_chunk": 256}),
     # Each micro-batch shares its gradients out.
     ("2B", FULL, 3, MIXED, {"gradient_sync": "micro_batch"}),
+    # Frozen weights are in the compute type.
+    *(("2B", layout, 2, LORA, optimizer) for layout, optimizer in ((ONE, {}), (FULL, {}), (ONE, KEEP))),
+    *(("8B", layout, 1, LORA, {}) for layout in (ONE, FULL)),
     # The gradient of the embeddings is the most.
     *(("2B", layout, passes, MIXED, {"logit_chunk": 256}) for layout, passes in ((ONE, 2), (FULL, 1))),
 ]
@@ -193,14 +202,16 @@ def test_the_plan_is_what_lives(
             gradients.policy.network.language,
             lambda: gradients.accumulate(samples, SummedLogProbs(), StepSize.of(samples)),
         )
-    assert found == pytest.approx(rank.total - apart(rank, model.vision, options), rel=0.15)
+    assert found == pytest.approx(
+        rank.total - apart(rank, held_bytes(options, model, model.vision), model.vision, options), rel=0.15
+    )
 
 
-def apart(rank: RankPlan, part: PartSize, options: TrainOptions) -> int:
+def apart(rank: RankPlan, weights: int, part: PartSize, options: TrainOptions) -> int:
     """Bytes of a plan that a pass over the rest of the network does not touch."""
     shards = {"none": 1, "full": 8, "hybrid": 2}[options.sharding]
     held = rank.held["optimizer moments"] + rank.held.get("weights of the engine", 0) + rank.held["image features"]
-    return held + 4 * (part.parameters + part.trained) // shards
+    return held + (weights + 4 * part.trained) // shards
 
 
 GRID = (1, 32, 32)
@@ -247,7 +258,7 @@ def test_the_plan_of_the_tower_is_what_lives(name: str, layout: dict[str, Any], 
 
         found = living_bytes(policy.network.vision, encode)
     language = PartSize(model.parameters - model.vision.parameters, model.trained - model.vision.trained)
-    assert found == pytest.approx(tower.total - apart(rank, language, options), rel=0.15)
+    assert found == pytest.approx(tower.total - apart(rank, 4 * language.parameters, language, options), rel=0.15)
 
 
 @pytest.mark.parametrize(("tensor", "sequence"), [(2, False), (4, True)])

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from geo_sokoban_pipeline.datasets import CheckpointsDataset, MetricsDataset, TrajectoriesDataset
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.lora import Adapter, matrices_of
+from geo_sokoban_pipeline.policies.policy import Policy, attach_adapter
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.studies.plan import merge
 from geo_sokoban_pipeline.training.batch import TrainSample
@@ -152,6 +153,21 @@ def run_loop(
 def copied(policy: Policy) -> Policy:
     """The policy with a model of its own, to be trained; tokenizer and image processor are shared."""
     return replace(policy, model=copy.deepcopy(policy.model))
+
+
+# Of a rank below four, so that of four ranks two hold no rows of A.
+ADAPTED = ("self_attn.[qkvo]_proj", "mlp.(gate|up|down)_proj", "visual.(blocks|merger).*(qkv|attn.proj|linear_fc[12])")
+
+
+def adapted(policy: Policy, base: Path = Path(), *, is_fresh: bool = True) -> Policy:
+    """A copy of a policy with an adapter on all layers that the episodes use; a fresh one changes no log-prob."""
+    found = copied(policy)
+    attach_adapter(found, Adapter(2, 4.0, ADAPTED, base))
+    generator = torch.Generator().manual_seed(0)
+    for name, matrix in () if is_fresh else matrices_of(dict(found.model.named_parameters())).items():
+        if "lora_B" in name:
+            matrix.data.copy_(0.1 * torch.randn(matrix.shape, generator=generator))
+    return found
 
 
 def settings(base: TrainOptions, changes: Mapping[str, Any]) -> TrainOptions:

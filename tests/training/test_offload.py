@@ -25,7 +25,7 @@ from geo_sokoban_pipeline.training.worker import ReferenceScorer
 from geo_sokoban_pipeline.training.worker_group import load_driver_policy
 from task_options import TrainOptions
 from training.four_ranks import keep_gradients
-from training.setup import Setup, copied
+from training.setup import ADAPTED, Setup, copied, settings
 
 RATE = 1e-3
 OBJECTIVE = GrpoObjective(GrpoOptions(kl_coefficient=0.1))
@@ -114,6 +114,35 @@ def test_weights_of_an_engine_are_made_when_it_needs_them(
     backend.renew()
     held = dict(policy.model.named_parameters())
     assert list(held) == list(sent) and all(torch.equal(held[name], weight) for name, weight in sent.items())
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+def test_an_adapter_over_offloaded_weights(
+    setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path, compute: Any
+) -> None:
+    """It is fresh, whether the weights are here or read from the folder; then its steps are the same."""
+    save_policy(setup.trained, tmp_path)
+    samples, backends, policies = batches["boards"], [], []
+    for offload in (False, True):
+        changes = {"policy.adapter": {"rank": 2, "targets": list(ADAPTED)}, "policy.compute": compute}
+        options = settings(setup.options, {**changes, "optimizer.offload": offload})
+        policies.append(load_driver_policy(options, tmp_path, seed=3))
+        backends.append(build_backend(policies[-1], options.optimizer, 0.9))
+    assert [policy.is_empty for policy in policies] == [False, True]
+    exact = compute is None
+    for _ in range(3):
+        wanted, found = (backend.step(samples, OBJECTIVE, RATE) for backend in backends)
+        assert found == pytest.approx(wanted, rel=2e-5 if exact else 2e-2, abs=2e-6 if exact else 2e-3)
+    whole, sent = (dict(backend.weight_source().read()) for backend in backends)
+    assert list(whole) == list(sent)
+    for name, weight in whole.items():
+        torch.testing.assert_close(sent[name], weight, rtol=0, atol=(0.05 if exact else 3) * RATE, msg=name)
+    backends[1].renew()
+    scores = [
+        np.concatenate(one.log_probs(samples))
+        for one in (TorchBackend(policies[1], options.optimizer, 0.9), backends[1])
+    ]
+    np.testing.assert_allclose(*scores, atol=1e-6 if exact else 2e-2)
 
 
 def test_a_reference_computes_with_what_was_moved(

@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.training.sharding import StepCost, shard_samples
 from open_workers import apply
 from policies.mixtures import build_mixture
 from training.four_ranks import FourRanks, keep_gradients, megatron_of, watch_gradients
-from training.setup import Setup, copied
+from training.setup import Setup, adapted, copied
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -361,6 +361,56 @@ def test_frozen_parts_stay_as_they_are(
         for steps in (found, expected)
     )
     assert {name for name in before if name.startswith(f"model.{frozen}.")} <= same == expected_same < set(before)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("layout", "matrices", "batch", "memory"),
+    [
+        (REPLICAS_2, "adamw", "uneven", "plain"),
+        (SHARDS_2, "muon", "boards", "micro-batches"),
+        (SHARDS_4, "adamw", "mixed", "checkpointing"),
+        (SHARDS_4, "muon", "one", "vision"),
+        (COPIES_2, "adamw", "text", "plain"),
+        (HYBRID_4, "adamw", "boards", "offload"),
+    ],
+)
+def test_ranks_train_an_adapter_as_one_does(
+    four_ranks: FourRanks,
+    setup: Setup,
+    batches: dict[str, list[TrainSample]],
+    layout: str,
+    matrices: str,
+    batch: str,
+    memory: str,
+) -> None:
+    """Two of four ranks hold no rows of A. What leaves the ranks is the sum of base and product."""
+    policy, grpo = adapted(setup.trained, is_fresh=False), {"reduction": "token_mean", "kl_coefficient": 0.1}
+    samples, options = batches[batch], optimizer_options(matrices, **MEMORY[memory])
+    expected = alone(policy, samples, matrices, grpo)
+    first, second = (together(four_ranks, policy, layout, samples, options, grpo) for _ in range(2))
+    compare(first, expected)
+    assert all(torch.equal(weight, second.weights[name]) for name, weight in first.weights.items()), "equal bits"
+    base = dict(setup.trained.model.named_parameters())
+    assert list(first.weights) == list(base)
+    moved = {name for name, weight in first.weights.items() if not torch.equal(weight, base[name])}
+    assert moved == {f"{name.partition('.lora_')[0]}.weight" for name in expected.names}
+
+
+@slow
+@pytest.mark.parametrize("layout", [REPLICAS_2, SHARDS_2, HYBRID_4])
+def test_frozen_weights_of_ranks_are_in_bfloat16(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str
+) -> None:
+    samples, grpo = batches["boards"], {"reduction": "token_mean"}
+    chosen = setup.options.policy.model_copy(update={"compute": "bfloat16"})
+    exact = alone(adapted(setup.trained, is_fresh=False), samples, "adamw", grpo)
+    policy = adapted(replace(setup.trained, compute="bfloat16"), is_fresh=False)
+    one = alone(policy, samples, "adamw", grpo)
+    found = together(four_ranks, policy, layout, samples, optimizer_options("adamw"), grpo, chosen)
+    assert {weight.dtype for weight in found.weights.values()} == {torch.float32}
+    assert gap(found, one) < gap(one, exact) < 0.1
+    assert abs(found.rows[-1]["loss"] - one.rows[-1]["loss"]) < 0.01
 
 
 @slow

@@ -13,7 +13,8 @@ import pytest
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
+from geo_sokoban_pipeline.policies.lora import Adapter
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, save_policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
@@ -25,13 +26,14 @@ from rollout.engines.sglang.material import TOLERANCE, ask, request_with
 from servers import attached, launch_options, strays
 from training.four_ranks import FourRanks
 from training.large import forget_peak, peak, write_random_policy
-from training.setup import SIZES, Setup
+from training.setup import ADAPTED, SIZES, Setup
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
 
 WAYS = ("tensors", "disk", "group")
 SAMPLING = SamplingOptions()
 OBJECTIVE = GrpoObjective(GrpoOptions())
+ADAPTER = Adapter(2, 4.0, ADAPTED, Path())
 MIB = 1 << 20
 # 45 million weights: three buckets of 64 MiB.
 LARGE = {**SIZES, "layers": 6, "hidden": 768, "heads": 12, "kv_heads": 4, "head_dim": 64, "mlp": 2304}
@@ -61,7 +63,16 @@ def check(backend: TrainBackend, policy: Policy, pairs: list[tuple[Request, Resu
         np.testing.assert_allclose(result.log_probs, expected, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(("layout", "ways"), [("two shards", WAYS), ("tensor 2", ("tensors", "group"))])
+@pytest.mark.parametrize(
+    ("layout", "ways", "adapter"),
+    [
+        ("two shards", WAYS, None),
+        ("tensor 2", ("tensors", "group"), None),
+        # Base plus product, bucket by bucket; in one process, and by each rank for its own rows.
+        ("one process", ("tensors", "disk"), ADAPTER),
+        ("two shards", ("tensors", "group"), ADAPTER),
+    ],
+)
 def test_servers_sample_with_what_sharded_ranks_have_trained(
     four_ranks: FourRanks,
     setup: Setup,
@@ -71,10 +82,12 @@ def test_servers_sample_with_what_sharded_ranks_have_trained(
     tmp_path: Path,
     layout: str,
     ways: tuple[str, ...],
+    adapter: Adapter | None,
 ) -> None:
     """Twice in each way, with a step between any two updates; and again where the server has forgotten them."""
     save_policy(tiny_policy, tmp_path)
-    policy = load_empty(setup.options.policy, tmp_path)
+    is_alone = layout == "one process"
+    policy = (load_as if is_alone else load_empty)(setup.options.policy, tmp_path, adapter)
     seen = request_with(policy, [0, 1], SAMPLING, identity=0)
     before: Any = None
     with four_ranks.group(policy, layout) as workers, proxied(sglang_server) as proxy:
@@ -101,7 +114,7 @@ def test_servers_sample_with_what_sharded_ranks_have_trained(
                 check(backend, policy, [(again, ask(engine, again)[again.id])])
                 assert updates(proxy) == sent + 1
                 backend.step(batches["boards"], OBJECTIVE, 3e-3)
-    assert policy.is_empty, "the driver never had the weights"
+    assert policy.is_empty is not is_alone, "a driver of shards never had the weights"
 
 
 def updates(proxy: Proxy) -> int:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -16,17 +17,19 @@ from torch import Tensor
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
+from geo_sokoban_pipeline.policies.lora import read_adapter
+from geo_sokoban_pipeline.policies.policy import Policy, load_empty, load_policy, save_policy
 from geo_sokoban_pipeline.runs.storage import Files, read_json, read_manifest, write_folder
 from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.worker import Worker
 from open_workers import apply_on_all
 from policies.mixtures import build_mixture
 from training.four_ranks import FourRanks, megatron_of
-from training.setup import Setup, copied
+from training.setup import Setup, adapted, copied
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
@@ -126,6 +129,49 @@ def test_every_layout_continues_from_what_others_have_written(
         if writer == reader:
             assert found == metrics
             assert all(torch.equal(moved[name], weight) for name, weight in weights.items())
+
+
+ADAPTED_LAYOUTS = [name for name in (*LAYOUTS, "four shards") if "tensor" not in name and "data" not in name]
+
+
+def test_an_adapter_continues_under_every_layout(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path
+) -> None:
+    """Written by one, read by the next and written again: the same bits, and one file of the adapter."""
+    samples, fresh = batches["uneven"], adapted(setup.policy, setup.folder.path)
+    expected = np.concatenate(TorchBackend(copied(setup.policy), OPTIONS, 0.9).log_probs(samples))
+    before, moved = None, None
+    for number, layout in enumerate([*ADAPTED_LAYOUTS, "one process"]):
+        folder = tmp_path / str(number)
+        with build(four_ranks, fresh, layout) as backend:
+            if before is None:
+                for _ in range(2):
+                    backend.step(samples, OBJECTIVE, RATE)
+            else:
+                backend.load_state(before)
+            assert not list(write_folder(folder, CheckpointWriter(backend, {}))["files"].keys() & {"model.safetensors"})
+            backend.export(tmp_path / f"merged {number}")
+            np.testing.assert_allclose(np.concatenate(backend.base_log_probs(samples)), expected, atol=1e-6)
+            after = step(backend, samples)
+        if before is not None and moved is not None:
+            for file in ("adapter_model.safetensors", "adapter_config.json"):
+                assert (folder / file).read_bytes() == (before / file).read_bytes(), layout
+            moments, same = (read_moments(place, fresh) for place in (before, folder))
+            assert moments.keys() == same.keys()
+            assert all(torch.equal(moment, same[key]) for key, moment in moments.items()), layout
+            assert after[0]["loss"] == pytest.approx(moved[0]["loss"], abs=1e-6), layout
+            for name, weight in moved[1].items():
+                torch.testing.assert_close(after[1][name], weight, rtol=0, atol=0.05 * RATE, msg=f"{layout}: {name}")
+        merged = TorchBackend(load_policy(tmp_path / f"merged {number}"), OPTIONS, 0.9)
+        one = adapted(setup.policy, setup.folder.path)
+        parameters = dict(one.model.named_parameters())
+        for name, matrix in read_adapter(folder, parameters).items():
+            parameters[name].data.copy_(matrix)
+        own = TorchBackend(one, OPTIONS, 0.9)
+        np.testing.assert_allclose(
+            np.concatenate(merged.log_probs(samples)), np.concatenate(own.log_probs(samples)), atol=1e-5
+        )
+        before, moved = folder, after
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -657,6 +657,11 @@ class TrainOptions(StrictModel):
                 "megatron.sequence_parallel=true with policy.device=cpu: Megatron-Core asks a GPU for its buffers. "
                 "Set sequence_parallel=false, or policy.device=cuda.",
             ),
+            (
+                self.policy.adapter is not None,
+                "policy.adapter with backend=megatron: Megatron-Core's layers hold several of the model's matrices as "
+                "one, and split them over the ranks, which an adapter would have to follow. Set backend=fsdp.",
+            ),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -83,6 +84,38 @@ class TinyPolicyOptions(StrictModel):
         return self
 
 
+class AdapterOptions(StrictModel):
+    """A low-rank adapter (LoRA), which is trained in place of the weights. It has no dropout: equal runs stay equal."""
+
+    rank: int = Field(16, ge=1, le=8192, description="Rank of the matrices A and B.")
+    alpha: float = Field(32.0, gt=0, le=1e6, description="The product B·A is multiplied by alpha/rank.")
+    targets: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        description="Linear layers of the language model and the vision tower, by regular expressions of their names, "
+        "or of the ends of these after a dot: `q_proj`, `visual.*attn.qkv`.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_dropout(cls, values: Any) -> Any:
+        if isinstance(values, dict) and {"dropout", "lora_dropout"} & set(values):
+            raise ValueError(
+                "an adapter has no dropout: equal runs would drop other values, and so would the two passes of "
+                "gradient checkpointing. Leave it out."
+            )
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> AdapterOptions:
+        for pattern in self.targets:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"targets: {pattern} is no regular expression ({error}).") from error
+        return self
+
+
 class PolicyOptions(StrictModel):
     """Where the policy to be trained comes from."""
 
@@ -110,10 +143,18 @@ class PolicyOptions(StrictModel):
         "`language_model.embed_tokens`. They have no gradients, no moments and, where nothing before them is trained, "
         "no activations in memory.",
     )
+    adapter: AdapterOptions | None = Field(
+        None, description="What is trained in place of the weights. None: the weights."
+    )
     tiny: TinyPolicyOptions = Field(default_factory=TinyPolicyOptions, description="Sizes, with source tiny.")
 
     @model_validator(mode="after")
     def _check(self) -> PolicyOptions:
+        if self.adapter is not None and self.freeze:
+            raise ValueError(
+                f"freeze={list(self.freeze)} with adapter: an adapter freezes all weights; leave freeze out, and name "
+                "what is adapted by adapter.targets."
+            )
         if self.source != "tiny" and not self.path:
             raise ValueError(f"path is empty, but source={self.source} needs a folder or a hub id.")
         return self

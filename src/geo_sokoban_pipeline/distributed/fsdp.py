@@ -20,7 +20,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor
 
 from geo_sokoban_pipeline.distributed.slices import copy_weights, own_part, read_weights, split_rows, with_part
-from geo_sokoban_pipeline.policies.policy import Policy, empty_model, replace_weights, use_types
+from geo_sokoban_pipeline.policies.lora import matrices_of
+from geo_sokoban_pipeline.policies.policy import Policy, attach_adapter, empty_model, replace_weights, use_types
 
 
 def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, offload: bool = False) -> Policy:
@@ -35,9 +36,11 @@ def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, o
     """
     source = policy.model
     model = empty_model(source.config, source.config._attn_implementation, source.dtype, source.generation_config)
+    sharded = replace(policy, model=model, planned_device=mesh.device_type)
+    if policy.adapter is not None:
+        attach_adapter(sharded, policy.adapter)
     for own, other in zip(model.parameters(), source.parameters(), strict=True):
         own.requires_grad_(is_trained and other.requires_grad)
-    sharded = replace(policy, model=model, planned_device=mesh.device_type)
     if not is_trained:
         types = use_types(sharded)
         replace_weights(model, lambda name, weight: weight.to(types[name]))
@@ -51,6 +54,9 @@ def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, o
     else:
         assert policy.folder is not None  # an empty policy is that of a folder
         read_weights(parameters, policy.folder)
+        if policy.adapter is not None:
+            fresh = {name: policy.adapter.first_value(name, like) for name, like in matrices_of(parameters).items()}
+            copy_weights(matrices_of(parameters), fresh)
     return sharded
 
 

@@ -17,7 +17,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.policies.weights import TensorSpec, published_spec, transpose_experts, write_tensors
+from geo_sokoban_pipeline.policies.weights import (
+    TensorSpec,
+    is_adapter,
+    published_spec,
+    transpose_experts,
+    write_tensors,
+)
 from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.runs.storage import Files, find_json, write_json
 
@@ -84,7 +90,8 @@ def copies_of(tensor: Tensor) -> list[list[int]]:
 
 @torch.no_grad()
 def read_weights(parameters: Mapping[str, Tensor], folder: Path) -> None:
-    """Overwrite what this rank holds of the parameters with the weights of a Hugging Face checkpoint.
+    """Overwrite what this rank holds of the parameters, but for an adapter's, with the weights of a Hugging Face
+    checkpoint.
 
     One tensor is in memory at a time, and of it the rows of this rank alone.
 
@@ -93,6 +100,8 @@ def read_weights(parameters: Mapping[str, Tensor], folder: Path) -> None:
     """
     stored = StoredTensors(folder, "model")
     for name, parameter in parameters.items():
+        if is_adapter(name):
+            continue
         note_progress()
         stored.check_shape(name, published_spec(name, parameter).shape)
         if rows := own_rows(parameter):

@@ -22,15 +22,17 @@ import transformers
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.chat import ChatCodec
+from geo_sokoban_pipeline.policies.lora import AdaptedLinear, Adapter, find_targets, read_adapter
 from geo_sokoban_pipeline.policies.patches import PatchReader, load_image_processor
 from geo_sokoban_pipeline.policies.weights import (
     EXPERT_WEIGHTS,
     SHARD_BYTES,
     WeightSource,
     check_orientation,
+    is_adapter,
     write_checkpoint,
 )
-from geo_sokoban_pipeline.runs.policy_folder import check_policy_files
+from geo_sokoban_pipeline.runs.policy_folder import check_policy_files, find_base
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories.types import TableContext
@@ -56,6 +58,7 @@ class Policy:
         compute: torch dtype of matrix products; None: the dtype of the weights.
         planned_device: type of the device that computes, where the weights are not there yet, or not all the time.
             None: that of the weights.
+        adapter: which is trained in place of the weights; None: there is none.
     """
 
     model: Any
@@ -64,6 +67,7 @@ class Policy:
     folder: Path | None = None
     compute: str | None = None
     planned_device: str | None = None
+    adapter: Adapter | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -192,7 +196,7 @@ def _generation_config(policy: Policy) -> Any:
 
 
 def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -> Policy:
-    """Load a policy folder.
+    """Load a policy folder, without its adapter where it has one.
 
     Args:
         dtype: torch dtype of the weights in memory.
@@ -205,6 +209,7 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
 
     _quieten_library()
     check_policy_files(folder)
+    folder = find_base(folder) or folder
     check_orientation(transformers.AutoConfig.from_pretrained(folder))
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention, use_safetensors=True
@@ -225,8 +230,11 @@ def load_encoding(folder: Path) -> Policy:
     return Policy(None, tokenizer, load_image_processor(folder), folder)
 
 
-def load_as(options: PolicyOptions, folder: Path) -> Policy:
+def load_as(options: PolicyOptions, folder: Path, adapter: Adapter | None = None) -> Policy:
     """Load a policy folder with the dtype, attention and device of the options.
+
+    Args:
+        adapter: to be trained, of a folder without one. None: that of the folder, or none.
 
     Raises:
         FileNotFoundError, ValueError: as `load_policy`.
@@ -234,21 +242,37 @@ def load_as(options: PolicyOptions, folder: Path) -> Policy:
         RuntimeError: the device does not exist.
     """
     policy = load_policy(folder, options.dtype, options.attention)
-    policy.model.to(device_of(options))
     policy.compute = options.compute
     freeze_parameters(policy.model, options.freeze)
+    stored = Adapter.stored(folder) if adapter is None else None
+    if (found := adapter or stored) is not None:
+        attach_adapter(policy, found)
+    if stored is not None:
+        parameters = dict(policy.model.named_parameters())
+        for name, matrix in read_adapter(folder, parameters).items():
+            parameters[name].data.copy_(matrix)
+    policy.model.to(device_of(options))
     return policy
 
 
-def load_empty(options: PolicyOptions, folder: Path) -> Policy:
+def load_empty(options: PolicyOptions, folder: Path, adapter: Adapter | None = None) -> Policy:
     """Load a policy folder without its weights, for processes of which each reads a part of them.
+
+    Args:
+        adapter: to be trained; None: there is none.
 
     Raises:
         FileNotFoundError, ValueError: as `load_as`.
+        ValueError: the folder has an adapter.
     """
 
     _quieten_library()
     check_policy_files(folder)
+    if find_base(folder) is not None:
+        raise ValueError(
+            f"{folder} holds an adapter, but processes that share weights read whole policies alone; take the run's "
+            "final policy, in which it is merged."
+        )
     config = transformers.AutoConfig.from_pretrained(folder)
     check_orientation(config)
     path = folder / "generation_config.json"
@@ -256,7 +280,10 @@ def load_empty(options: PolicyOptions, folder: Path) -> Policy:
     model = empty_model(config, options.attention, getattr(torch, options.dtype), generation)
     freeze_parameters(model, options.freeze)
     encoding = load_encoding(folder)
-    return Policy(model, encoding.tokenizer, encoding.image_processor, folder, options.compute, device_of(options))
+    policy = Policy(model, encoding.tokenizer, encoding.image_processor, folder, options.compute, device_of(options))
+    if adapter is not None:
+        attach_adapter(policy, adapter)
+    return policy
 
 
 def empty_model(config: Any, attention: str, dtype: Any, generation_config: Any = None) -> Any:
@@ -317,6 +344,25 @@ def freeze_parameters(model: Any, prefixes: Sequence[str]) -> None:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in names.values()):
         raise ValueError(f"policy.freeze={list(prefixes)}: no parameter is left to train; freeze less.")
+
+
+def attach_adapter(policy: Policy, adapter: Adapter) -> None:
+    """Give a policy a fresh adapter, which alone is trained; frozen weights are held in the types of `use_types`.
+
+    Raises:
+        ValueError: see `find_targets`.
+    """
+    policy.adapter, model = adapter, policy.model
+    for name in find_targets(model, adapter.targets):
+        place, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(place), attribute, AdaptedLinear(model.get_submodule(name), adapter))
+    types = use_types(policy)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+        if not is_adapter(name):
+            parameter.data = parameter.data.to(types[name])
+        elif not parameter.is_meta:
+            parameter.data.copy_(adapter.first_value(name, parameter))
 
 
 def store_in_compute_type(policy: Policy) -> None:

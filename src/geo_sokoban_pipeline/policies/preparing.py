@@ -7,6 +7,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.hub import fetch_policy
+from geo_sokoban_pipeline.policies.lora import find_targets, share_policy
 from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters, load_encoding, load_policy, save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.runs.policy_folder import (
@@ -14,7 +15,6 @@ from geo_sokoban_pipeline.runs.policy_folder import (
     PolicyFolder,
     check_policy_files,
     find_policy_folder,
-    link_policy,
 )
 from geo_sokoban_pipeline.runs.storage import Filled
 
@@ -32,15 +32,22 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
     """
     if options.source == "tiny":
         policy = build_tiny_policy(options.tiny, seed)
-        freeze_parameters(policy.model, options.freeze)
+        _check_trained(policy, options)
         return policy_writer(policy, entries)
     assert options.path is not None  # the options check it
     source = (
         find_policy_folder(options.path) if options.source == "folder" else fetch_policy(options.path, options.revision)
     )
     # Loaded once, so that a broken policy fails now and not after the warm start.
-    freeze_parameters(load_policy(source, options.dtype, options.attention).model, options.freeze)
-    return link_policy(source, entries)
+    _check_trained(load_policy(source, options.dtype, options.attention), options)
+    return share_policy(source, entries)
+
+
+def _check_trained(policy: Policy, options: PolicyOptions) -> None:
+    """See that the parts that are frozen or adapted are there."""
+    freeze_parameters(policy.model, options.freeze)
+    if options.adapter is not None:
+        find_targets(policy.model, options.adapter.targets)
 
 
 def open_teacher(name: str, policy: Policy) -> PolicyFolder:

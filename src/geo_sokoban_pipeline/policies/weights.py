@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+ADAPTER_MATRICES = (".lora_A.weight", ".lora_B.weight")
 EXPERT_WEIGHTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 SHARD_BYTES = 2_000_000_000  # at most, unless a single tensor is larger
 WEIGHT_METADATA = {"format": "pt"}
@@ -67,9 +68,21 @@ def published_spec(name: str, parameter: Any) -> TensorSpec:
     return TensorSpec(spec.dtype, (experts, given, output))
 
 
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is a matrix of an adapter, which is published as a part of another weight."""
+    return name.endswith(ADAPTER_MATRICES)
+
+
 def published_specs(model: Any) -> dict[str, TensorSpec]:
-    """Types and published shapes of a model's parameters, by Hugging Face name."""
-    return {name: published_spec(name, parameter) for name, parameter in model.named_parameters()}
+    """Types and published shapes of a model's parameters, by Hugging Face name.
+
+    Under an adapter all have its type: frozen weights may be held in one that would round the sums.
+    """
+    specs = {name: published_spec(name, parameter) for name, parameter in model.named_parameters()}
+    kind = next((spec.dtype for name, spec in specs.items() if is_adapter(name)), None)
+    if kind is None:
+        return specs
+    return {name: replace(spec, dtype=kind) for name, spec in specs.items() if not is_adapter(name)}
 
 
 def transpose_experts(name: str, tensor: Any) -> Any:
@@ -123,7 +136,15 @@ class WeightSource:
 
         def collect(specs: Mapping[str, TensorSpec]) -> Bucket:
             own = dict(model.named_parameters())
-            return [(name, _cast(transpose_experts(name, own[name]), spec)) for name, spec in specs.items()]
+            return [
+                (name, _cast(transpose_experts(name, whole(name, own[name])), spec)) for name, spec in specs.items()
+            ]
+
+        def whole(name: str, weight: Tensor) -> Tensor:
+            """A weight with the adapter that its layer may have."""
+            place, _, attribute = name.rpartition(".")
+            layer = model.get_submodule(place)
+            return layer.merged() if attribute == "weight" and hasattr(layer, "merged") else weight
 
         def state() -> Hashable:  # counts the changes in place
             return tuple(parameter._version for parameter in model.parameters())

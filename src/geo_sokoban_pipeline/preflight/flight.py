@@ -210,6 +210,7 @@ def _check_disk(subject: Subject, findings: Findings) -> list[Check]:
         evaluation=findings.evaluation,
         stored=read_stored(subject),
         linked=model.folder is not None and model.folder.stat().st_dev == nearest_folder(root).stat().st_dev,
+        adapter_bytes=None if subject.options.policy.adapter is None else model.value_bytes * model.trained,
     )
     replaced = held_bytes(folders.layers) if subject.parameters.fresh else 0
     return [*found, check_space(plan, root, replaced=replaced)]

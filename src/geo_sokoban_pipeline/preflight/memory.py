@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.envs.inspection import Check
 from geo_sokoban_pipeline.formats import size
 from geo_sokoban_pipeline.preflight.checks import find_cases
-from geo_sokoban_pipeline.preflight.model import ModelShape
+from geo_sokoban_pipeline.preflight.model import ModelShape, PartSize
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
 
 _LOGIT_COPIES = 2  # in float32, of a chunk
@@ -99,14 +99,21 @@ def vision_patches(optimizer: OptimizerOptions, patches: int, largest: int) -> i
 
 
 def logit_bytes(config: Any, policy: PolicyOptions, optimizer: OptimizerOptions, tokens: int) -> int:
-    """Logits of a micro-batch, whose tokens may all be trained, and the gradient of the output head in the making."""
+    """Logits of a micro-batch, whose tokens may all be trained, and the gradient of the output head in the making.
+
+    Under an adapter the head has no gradient, and one of its own is in the compute type already.
+    """
     text, wide = config.text_config, compute_bytes(policy)
     head, chunk = text.vocab_size * text.hidden_size, min(optimizer.logit_chunk, tokens)
-    rounded = 0 if policy.compute is None else wide * head
+    is_adapted = policy.adapter is not None
+    rounded = 0 if policy.compute is None or (is_adapted and not config.tie_word_embeddings) else wide * head
     if 3 * tokens <= optimizer.logit_chunk:
-        return int(4 * text.vocab_size * _FEW_LOGIT_COPIES * tokens + (4 + wide) * head + rounded)
+        gradient = 0 if is_adapted else (4 + wide) * head
+        return int(4 * text.vocab_size * _FEW_LOGIT_COPIES * tokens + gradient + rounded)
     # The gradient of the logits is made of them first; then it is multiplied into that of the head.
     logits = 4 * _LOGIT_COPIES * chunk * text.vocab_size
+    if is_adapted:
+        return int(rounded + logits)
     return int(4 * head + rounded + max(logits, wide * chunk * text.vocab_size + wide * head))
 
 
@@ -226,10 +233,11 @@ def plan_rank(
     shards = options.processes // options.replicas // tensor if is_shared else 1
     is_offloaded = options.optimizer.offload and on_gpu
     # The ranks that split matrices have the vision tower each.
-    weights = ((model.parameters - model.vision.parameters) // tensor + model.vision.parameters) // shards
+    language = held_bytes(options, model, model.layers) + held_bytes(options, model, model.root)
+    weights = (language // tensor + held_bytes(options, model, model.vision)) // shards
     trained = ((model.trained - model.vision.trained) // tensor + model.vision.trained) // shards
     state = {
-        "weights": value * weights,
+        "weights": weights,
         "gradients": value * trained,
         "optimizer moments": 2 * value * trained,
     }
@@ -242,7 +250,8 @@ def plan_rank(
     phases = _plan_phases(options, model, load, gathers=is_shared or is_offloaded)
     if options.processes > 1 and not is_shared:
         phases["sum over the ranks"] = {"gradients of all ranks": value * model.trained}
-    if options.grpo.needs_reference:
+    # Without its adapter the policy is the reference.
+    if options.grpo.needs_reference and (options.policy.adapter is None or options.grpo.teacher is not None):
         logits = 2 * 4 * min(options.optimizer.logit_chunk, load.tokens) * text.vocab_size // tensor
         units = (model.root.parameters + _GATHERED_LAYERS * model.layer.parameters) // tensor if is_shared else 0
         phases["reference policy"] = {
@@ -285,8 +294,14 @@ def _plan_phases(
     """
     policy, optimizer, config = options.policy, options.optimizer, model.config
     value, products = model.value_bytes, 0 if policy.compute is None else compute_bytes(policy)
-    tensor, tower = _tensor_ranks(options), model.vision.parameters
-    layer, root, layers = (part.parameters // tensor for part in (model.layer, model.root, model.layers))
+    tensor = _tensor_ranks(options)
+    tower, *others = (held_bytes(options, model, part) for part in (model.vision, model.layer, model.root))
+    layer, root = (count // tensor for count in others)
+    # Frozen weights have the type of products already.
+    rounded_tower, rounded_layer, rounded_layers = (
+        part.parameters if policy.adapter is None else part.trained
+        for part in (model.vision, model.layer, model.layers)
+    )
     trained_layer, trained_root = model.layer.trained // tensor, model.root.trained // tensor
     # Without sequence parallelism what lies between the matrices is whole on each rank: an upper bound.
     tokens = load.tokens // tensor if options.megatron.sequence_parallel and tensor > 1 else load.tokens
@@ -298,21 +313,22 @@ def _plan_phases(
         return {name: activations, "weights in the type of products": products * rounded}
 
     def gathered(count: int) -> dict[str, int]:
-        return {"gathered weights": value * count} if gathers else {}
+        return {"gathered weights": count} if gathers else {}
 
     def waiting(count: int, own: int = 0) -> dict[str, int]:
         """Gradients of whole weights: those that the ranks do not share yet, and `own` that are made in any case."""
         return {"gradients of whole weights": value * (count + own if gathers else own)}
 
-    pictures = vision_bytes(config, policy, optimizer, load.patches, load.largest)
-    in_tower = part(pictures, tower // (config.vision_config.depth if again else 1), "vision activations")
+    pictures = vision_bytes(config, policy, optimizer, load.patches, load.largest) if model.vision.trained else 0
+    in_tower = part(pictures, rounded_tower // (config.vision_config.depth if again else 1), "vision activations")
     in_tower = in_tower if pictures else {}
     # The graph of a single pass waits until the micro-batches are through.
     waits = in_tower if load.patches == vision_patches(optimizer, load.patches, load.largest) else {}
     kept = language_bytes(config, policy, optimizer, tokens)
-    graph = _sum((waits, part(kept, 0 if again else layers)))
-    second = part(layer_bytes(config, policy, tokens), layer) if again else {}
-    logits = logit_bytes(config, policy, optimizer, load.tokens) // tensor if model.root.trained else 0
+    graph = _sum((waits, part(kept, 0 if again else rounded_layers // tensor)))
+    second = part(layer_bytes(config, policy, tokens), rounded_layer // tensor) if again else {}
+    has_logits = model.root.trained or policy.adapter is not None
+    logits = logit_bytes(config, policy, optimizer, load.tokens) // tensor if has_logits else 0
     embedded = config.text_config.vocab_size * config.text_config.hidden_size // tensor
     whole = (model.trained - model.vision.trained) // tensor if collects else 0
     phases = {
@@ -327,9 +343,14 @@ def _plan_phases(
             )
         ),
     }
+    if policy.adapter is not None:
+        # What the ranks send lies beside what it is copied into; else larger parts follow.
+        phases["gathering"] = _sum((graph, gathered(2 * root)))
     if model.root.trained:
         # The gradient of the embeddings is made whole. That of a tied head is summed with it, not in place.
-        making = embedded * ((2 if root < 2 * embedded else 0) + (1 if collects or not gathers else 0))
+        making = embedded * (
+            (2 if model.root.parameters // tensor < 2 * embedded else 0) + (1 if collects or not gathers else 0)
+        )
         own = waiting(trained_layer + trained_root, making)
         phases["embeddings"] = _sum((waits, gathered(root), own))
     if pictures:
@@ -341,6 +362,15 @@ def _tensor_ranks(options: TrainOptions) -> int:
     """Ranks that split each matrix."""
     layout = options.megatron_layout
     return 1 if layout is None else layout.tensor_parallel
+
+
+def held_bytes(options: TrainOptions, model: ModelShape, part: PartSize) -> int:
+    """Weights of a part of the trained model; under an adapter its frozen matrices are in the type of products."""
+    if options.policy.adapter is None:
+        return model.value_bytes * part.parameters
+    text, products = model.config.text_config, compute_bytes(options.policy)
+    whole = part.trained + (text.vocab_size * text.hidden_size if part is model.root else 0)
+    return int(products * part.parameters + (model.value_bytes - products) * whole)
 
 
 def _untrained_bytes(options: TrainOptions, model: ModelShape) -> int:

@@ -13,9 +13,10 @@ from typing import Any
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.envs.inspection import Check
 from geo_sokoban_pipeline.hub import fetch_config, find_cached
-from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters, load_encoding
+from geo_sokoban_pipeline.policies.lora import Adapter
+from geo_sokoban_pipeline.policies.policy import Policy, attach_adapter, freeze_parameters, load_encoding
 from geo_sokoban_pipeline.preflight.checks import find_cases
-from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
+from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_base, find_policy_folder
 from geo_sokoban_pipeline.runs.storage import find_json
 
 _GROUP = "model"
@@ -71,6 +72,8 @@ class ModelShape:
         with torch.device("meta"):
             model = AutoModelForImageTextToText.from_config(config)
         freeze_parameters(model, options.freeze)
+        if (adapter := Adapter.fresh(options.adapter, Path(), seed=0)) is not None:
+            attach_adapter(Policy(model, None, None), adapter)
         layers = [PartSize.of(layer.parameters()) for layer in model.model.language_model.layers]
         named = dict(model.named_parameters())
         inner = (".layers.", "model.visual.")
@@ -202,6 +205,7 @@ def check_folder(folder: Path) -> list[Check]:
         CorruptFolderError: a JSON file is torn.
     """
     check_policy_files(folder)
+    folder = find_base(folder) or folder
     found = [*_missing_files(folder), *_torn_weights(folder)]
     if found:
         return found

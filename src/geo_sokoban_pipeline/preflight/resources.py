@@ -73,6 +73,7 @@ def plan_disk(
     evaluation: int,
     stored: Stored,
     linked: bool = False,
+    adapter_bytes: int | None = None,
 ) -> DiskPlan:
     """Bytes that a run still writes and keeps.
 
@@ -82,6 +83,7 @@ def plan_disk(
         validation, evaluation: number of prompts.
         stored: the run's stored iterations and policies.
         linked: the starting policy is on the disk of the data root, so that its files are linked and not copied.
+        adapter_bytes: of the trained adapter, which checkpoints hold in place of the weights; None: there is none.
     """
     loop = options.loop
     left = max(loop.iterations - stored.iterations, 0)
@@ -98,16 +100,20 @@ def plan_disk(
         iterations = episodes * (whole * per_episode + (left - whole) * kept // loop.retention.episodes)
     else:
         iterations = left * stored.iteration_bytes
-    one = stored.checkpoint_bytes or _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
+    whole_bytes = _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
+    if adapter_bytes is None:
+        one, after_sft, merged = whole_bytes, whole_bytes, 0
+    else:  # the policies after both stages have whole weights, and nothing of a trainer
+        one = _TENSORS_PER_CHECKPOINT * adapter_bytes + _TEXT_BYTES
+        after_sft = merged = weight_bytes + _TEXT_BYTES
+    one = stored.checkpoint_bytes or one
     base = 0 if stored.base_policy or linked else weight_bytes + _TEXT_BYTES
     # The policy after the warm start has optimizer state; without a warm start its files are the base policy's.
-    learnt = (
-        0 if stored.policy or not options.warm_start.steps else _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
-    )
+    learnt = 0 if stored.policy or not options.warm_start.steps else after_sft
     checkpoints = _checkpoints(options, left, stored) * one
     return DiskPlan(
         checkpoints=checkpoints,
-        policies=base + learnt,  # the final one shares the files of its checkpoint
+        policies=base + learnt + merged,  # without an adapter the final one shares the files of its checkpoint
         trajectories=iterations + (validations + evaluations) * per_episode,
         measured=0 if stored.iteration_bytes is None else iterations,
         first=base + learnt + min(one, checkpoints),

@@ -260,6 +260,8 @@ def _identity(values: Mapping[str, Any]) -> Fingerprint:
     """Options, flat, without those of the layout."""
     flat = flatten(values)
     over_sampling = flat.get("rollout.over_sampling", 1.0)
+    if flat.get("policy.adapter", ...) is None:  # as in runs that are older than the option
+        del flat["policy.adapter"]
     return {name: value for name, value in flat.items() if not _is_layout(name, over_sampling)}
 
 

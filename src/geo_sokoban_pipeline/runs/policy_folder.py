@@ -21,6 +21,7 @@ FolderWriter = Callable[[Path], dict[str, Any] | Filled]
 # Files of a checkpoint beside the policy; only a trainer that continues from it needs them.
 _TRAINER_FILES = ("optimizer*.safetensors*", "trainer_state.json")
 _POLICY_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt")
+ADAPTER_CONFIG = "adapter_config.json"
 MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")
 
 
@@ -53,17 +54,35 @@ def check_policy_files(folder: Path) -> None:
     """See that a folder holds a policy of a kind that is supported, without loading it or importing anything heavy.
 
     Raises:
-        FileNotFoundError: no configuration, or no safetensors weights.
+        FileNotFoundError: no configuration, or no safetensors weights; those of an adapter are in another folder.
         ValueError: another kind of model.
     """
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} holds no config.json, so it is no policy folder.")
     check_model_type(str(folder), folder / "config.json")
-    if not list(folder.glob("model*.safetensors")):
+    if not list((find_base(folder) or folder).glob("model*.safetensors")):
         raise FileNotFoundError(
             f"{folder} holds no model*.safetensors weights; pickled weights (*.bin, *.pt) are never read. "
             "Download the safetensors files, or save the model once with save_pretrained."
         )
+
+
+def find_base(folder: Path) -> Path | None:
+    """Folder of the policy that the adapter of a folder belongs to; None: the folder has no adapter.
+
+    Raises:
+        FileNotFoundError: it is neither where it was nor, in a run that was moved, beside the checkpoints.
+    """
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return None
+    named = Path(read_json(folder / ADAPTER_CONFIG)["base_model_name_or_path"])
+    for base in (named, folder.resolve().parents[1] / named.name):
+        if (base / "config.json").is_file():
+            return base
+    raise FileNotFoundError(
+        f"{folder} holds an adapter of the policy {named}, which does not exist; bring it back, or take the run's "
+        "final policy, which is whole."
+    )
 
 
 def find_policy_folder(path: str, section: str = "policy") -> Path:
@@ -126,9 +145,13 @@ def identify_policy(policy: PolicyFolder) -> dict[str, Any]:
     Returns:
         `iteration` of its checkpoint (−1: the policy that GRPO started from; None: it is no checkpoint),
         `policy_version` (None: not known), and `hash` of the files that it is loaded from: a checkpoint and the final
-        policy that was made of it have the same.
+        policy that was made of it have the same, unless an adapter was merged.
     """
-    files = {name: entry for name, entry in policy.manifest["files"].items() if _is_loaded(Path(name))}
+    files = {
+        name: entry
+        for name, entry in policy.manifest["files"].items()
+        if _is_loaded(Path(name)) and Path(name).name != ADAPTER_CONFIG  # which names a place on the disk
+    }
     return {
         "iteration": policy.manifest.get("iteration"),
         "policy_version": policy.manifest.get("policy_version"),

@@ -58,17 +58,24 @@ def build_backend(
 
 
 def open_reference(
-    start: Callable[[], PolicyFolder], policy: Policy, options: TrainOptions, workers: WorkerGroup | None
+    start: Callable[[], PolicyFolder],
+    policy: Policy,
+    options: TrainOptions,
+    workers: WorkerGroup | None,
+    backend: TrainBackend,
 ) -> Callable[[Sequence[TrainSample]], list[np.ndarray]] | None:
     """Scorer of the policy beside the trained one: the teacher, or the reference of the KL; None where there is none.
 
     Args:
         start: the policy that GRPO starts from, which is the reference.
         policy: that is trained; a teacher has its tokens.
+        backend: of the policy; without an adapter it is the one that GRPO starts from.
     """
     grpo = options.grpo
     if not grpo.needs_reference:
         return None
+    if policy.adapter is not None and grpo.teacher is None:
+        return backend.base_log_probs
     return build_scorer(start() if grpo.teacher is None else open_teacher(grpo.teacher, policy), options, workers)
 
 
@@ -130,6 +137,9 @@ class RankedBackend:
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         return _score(samples, self._workers, "backend.log_probs", self._parts, self._cost)
 
+    def base_log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        return _score(samples, self._workers, "backend.base_log_probs", self._parts, self._cost)
+
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         count = self._parts.count
         size = None if isinstance(batch, Demonstrations) else StepSize.of(batch)
@@ -176,9 +186,10 @@ class RankedBackend:
         Raises:
             WorkerError: the copies of the weights have come apart.
         """
-        if self._first_copies != list(range(self._workers.size)):
-            self._compare_copies()
-        return self._workers.write(folder, "backend.export", everywhere=self._is_sharded)
+        return self._export(folder, "backend.export")
+
+    def export_trained(self, folder: Path) -> Files:
+        return self._export(folder, "backend.export_trained")
 
     def save_state(self, folder: Path) -> Files:
         return self._workers.write(folder, "backend.save_state", everywhere=self._is_sharded)
@@ -191,6 +202,11 @@ class RankedBackend:
         self._workers.before_rollout = None
         if self._workers.drives_a_rank:
             self.own.close()
+
+    def _export(self, folder: Path, method: str) -> Files:
+        if self._first_copies != list(range(self._workers.size)):
+            self._compare_copies()
+        return self._workers.write(folder, method, everywhere=self._is_sharded)
 
     def _collect(self, specs: Mapping[str, TensorSpec]) -> Bucket:
         return self._workers.call_all("backend.collect", specs)[0]

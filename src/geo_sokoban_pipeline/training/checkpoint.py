@@ -37,14 +37,19 @@ class CheckpointWriter:
 
     Attributes:
         entries: of the manifest, beside its files.
+        merges: write the policy alone, with its adapter merged: training cannot continue from it.
     """
 
     backend: TrainBackend
     entries: dict[str, Any]
+    merges: bool = False
 
     def __call__(self, folder: Path) -> Filled:
         """Fill the folder; returns the manifest's entries."""
-        files = {**self.backend.export(folder), **self.backend.save_state(folder)}
+        if self.merges:
+            files = self.backend.export(folder)
+        else:
+            files = {**self.backend.export_trained(folder), **self.backend.save_state(folder)}
         emit(Event.CHECKPOINT, self.entries.get("iteration"))
         return Filled(self.entries, files)
 

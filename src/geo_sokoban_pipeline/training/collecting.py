@@ -26,8 +26,8 @@ from geo_sokoban_pipeline.evaluation.rollouts import response_metrics
 from geo_sokoban_pipeline.grpo.estimators import load_estimator
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
+from geo_sokoban_pipeline.policies.lora import open_weights
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.base import EngineControl, Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings, responses_of
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
@@ -345,7 +345,7 @@ class AheadCollector:
     def _begin(self, iteration: int) -> None:
         version = self.version_of(iteration)
         if self._loaded != version:
-            self._collector.engine.update_weights(WeightSource.of_folder(self._folder_of(version)), version)
+            self._collector.engine.update_weights(open_weights(self._folder_of(version)), version)
             self._loaded = version
         self._pending = self._pool.submit(self._collect, iteration)
 

@@ -139,7 +139,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         progress = owned.enter_context(track("GRPO", loop.iterations, first))
         threads = prepare_process(options.threads)
         freeze_survivors()
-        policy = load_driver_policy(options, inputs.policy.path)
+        policy = load_driver_policy(options, inputs.policy.path, inputs.seed)
         workers = owned.enter_context(open_worker_group(policy, options))
         options = options if workers is None else workers.options
         layout = layout_of(options, threads)
@@ -154,7 +154,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         pool = owned.enter_context(ThreadPoolExecutor(1, "rollout"))  # waits for its thread when the engine is closed
         rolling = owned.enter_context(open_rollouts(policy, options, workers))
         engine, roll_out = rolling.engine, rolling.function
-        reference = open_reference(lambda: inputs.policy, policy, options, workers)
+        reference = open_reference(lambda: inputs.policy, policy, options, workers, backend)
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         watch = owned.enter_context(closing(SignalWatch(task)))

@@ -30,6 +30,7 @@ from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, validate_po
 from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.grpo.schedules import learning_rate
+from geo_sokoban_pipeline.policies.lora import Adapter
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, differences
@@ -288,10 +289,11 @@ def time_steps(
         untimed: steps before the first round.
         timed: steps of a round.
     """
-    policy = load_as(options.policy, start.path)
+    policy = load_as(options.policy, start.path, Adapter.fresh(options.policy.adapter, start.path, seed))
     warm = options.warm_start
     with closing(build_backend(policy, sft_optimizer(warm, options.optimizer))) as backend:
-        backend.load_state(start.path)
+        if policy.adapter is None:
+            backend.load_state(start.path)
         expert, size = Demonstrator(prompts, policy, options, seed, "timing"), warm.episodes_per_step
         freeze_survivors()
 
@@ -324,6 +326,8 @@ def continue_warm_start(
 ) -> tuple[list[dict[str, float]], TrainBackend]:
     """Continue SFT from weights and optimizer state of a warm start; returns history and backend.
 
+    With an adapter it begins with a fresh one, as GRPO does.
+
     The learning rate has no warm-up: it starts at the warm start's full rate and decays over the same last fraction of
     the steps.
 
@@ -335,7 +339,8 @@ def continue_warm_start(
     """
     warm = options.warm_start.model_copy(update={"steps": budget.steps, "warmup_steps": 0, "stop_below": None})
     longer = options.model_copy(update={"warm_start": warm})
-    return run_sft(policy, prompts, validation_prompts, longer, seed, start, budget.first, workers)
+    state = start if policy.adapter is None else None
+    return run_sft(policy, prompts, validation_prompts, longer, seed, state, budget.first, workers)
 
 
 def control_options(options: TrainOptions, control: ControlOptions) -> TrainOptions:

@@ -31,9 +31,11 @@ from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, move_shards, s
 from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, Rendezvous, join_group
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
+from geo_sokoban_pipeline.policies.lora import Adapter
 from geo_sokoban_pipeline.policies.policy import (
     Policy,
     allocate_weights,
+    attach_adapter,
     device_of,
     empty_model,
     freeze_parameters,
@@ -369,6 +371,7 @@ class WorkerSpec:
         threads: of torch.
         folder: of the policy; None: built in memory.
         is_empty: whether the policy has no weights, so that the rank reads its part from the folder.
+        adapter: of the policy; None: it has none.
         gpu: number of the GPU on which its engine computes; None: it has none, or sees one alone.
     """
 
@@ -382,6 +385,7 @@ class WorkerSpec:
     threads: int
     folder: Path | None
     is_empty: bool
+    adapter: Adapter | None = None
     gpu: int | None = None
 
     @classmethod
@@ -399,6 +403,7 @@ class WorkerSpec:
             torch.get_num_threads(),
             policy.folder,
             policy.is_empty,
+            policy.adapter,
         )
 
     def __call__(self) -> Worker:
@@ -424,7 +429,10 @@ class WorkerSpec:
         chosen = self.options.policy
         freeze_parameters(model, chosen.freeze)
         planned = device_of(chosen) if self.is_empty else None
-        return Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute, planned)
+        policy = Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute, planned)
+        if self.adapter is not None:
+            attach_adapter(policy, self.adapter)
+        return policy
 
 
 # A rank's part of a backend, and of a reference policy.

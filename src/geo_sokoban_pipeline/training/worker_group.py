@@ -40,11 +40,13 @@ from geo_sokoban_pipeline.distributed.process import (
 from geo_sokoban_pipeline.distributed.ray_cluster import Bundles, NoPlaceError, connected, gpus_of_a_rank
 from geo_sokoban_pipeline.distributed.ray_process import PATIENCE, ActorPlace, RayProcess, start_ray_processes
 from geo_sokoban_pipeline.events import Event, emit
+from geo_sokoban_pipeline.policies.lora import Adapter
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty, save_policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures
 from geo_sokoban_pipeline.runs.own_code import own_files
+from geo_sokoban_pipeline.runs.policy_folder import find_base
 from geo_sokoban_pipeline.runs.scratch import Scratch
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.tasks import registered_here
@@ -388,17 +390,30 @@ class RayWorkerGroup(WorkerGroup):
         return self._places[0].address, [place.address for place in self._places]
 
 
-def load_driver_policy(options: TrainOptions, folder: Path) -> Policy:
+def load_driver_policy(options: TrainOptions, folder: Path, seed: int = 0) -> Policy:
     """The policy of a driver that trains: empty where the weights are elsewhere: in other ranks, or off the device.
 
     The backend then reads them from the folder, and gives the policy whole weights when an engine of this process needs
     them.
 
+    Args:
+        folder: of a policy, or of an adapter, which the backend reads: here it is fresh.
+        seed: of a fresh adapter.
+
     Raises:
         FileNotFoundError, ValueError, RuntimeError: as `load_as`.
+        ValueError: the folder has an adapter, but the options have none, or the other way round.
     """
+    if (base := find_base(folder)) is not None:
+        if options.policy.adapter is None:
+            raise ValueError(
+                f"{folder} holds an adapter, but policy.adapter is not set: give this command the adapter of the run, "
+                "or the run's final policy."
+            )
+        folder = base
+    adapter = Adapter.fresh(options.policy.adapter, folder, seed)
     is_elsewhere = options.shares_weights or options.optimizer.offload or options.placement == "ray"
-    return load_empty(options.policy, folder) if is_elsewhere else load_as(options.policy, folder)
+    return (load_empty if is_elsewhere else load_as)(options.policy, folder, adapter)
 
 
 @contextmanager

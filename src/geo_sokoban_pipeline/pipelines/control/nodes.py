@@ -98,7 +98,7 @@ def continue_sft(
         return
     options, start = control_options(options, control), began()
     threads = prepare_process(options.threads)
-    policy = load_driver_policy(options, start.path)
+    policy = load_driver_policy(options, start.path, seed)
     rows = _prompts(episodes, control, read_rows(prompts), task_of(options.task))
     held_out = read_rows(validation_prompts)
     budget = Budget(**planned["budget"])
@@ -112,7 +112,8 @@ def continue_sft(
                 "history": history,
                 **layout_of(options if workers is None else workers.options, threads),
             }
-            with written_ahead(CheckpointWriter(backend, entries), start.path.parent, workers) as writer:
+            filler = CheckpointWriter(backend, entries, merges=policy.adapter is not None)
+            with written_ahead(filler, start.path.parent, workers) as writer:
                 yield writer
 
 

@@ -162,9 +162,9 @@ def update_on_stored(
     iteration, files = stored()
     whole(files, f"update_{settings.task}", tokens=True, groups=True)
     start = start_policy()
-    policy = load_driver_policy(settings, start.path)
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
+    policy = load_driver_policy(settings, start.path, seed)
     for attempt in restarting(settings, lambda: "nothing of the update is stored"):
         with attempt as lost, open_worker_group(policy, settings) as workers:
             trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
@@ -172,7 +172,7 @@ def update_on_stored(
             backend = build_backend(policy, settings.optimizer, temperature, workers, settings.megatron_layout)
             if iteration > 0:
                 backend.load_state(start.path)
-            reference = open_reference(reference_policy, policy, settings, workers)
+            reference = open_reference(reference_policy, policy, settings, workers, backend)
             emit(Event.UPDATE, iteration)
             metrics = update_policy(
                 trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference

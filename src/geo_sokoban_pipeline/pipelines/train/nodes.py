@@ -90,7 +90,7 @@ def warm_start(
 
     logger.info("warm start: %s", describe_expert(options.warm_start.teacher, rows))
     threads = prepare_process(options.threads)
-    policy = load_driver_policy(options, base.path)
+    policy = load_driver_policy(options, base.path, seed)
     for attempt in restarting(options, lambda: "nothing of the warm start is stored"):
         with attempt, open_worker_group(policy, options) as workers:
             try:
@@ -100,7 +100,9 @@ def warm_start(
                 raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error
             layout = layout_of(options if workers is None else workers.options, threads)
             entries = {"fingerprint": wanted, "history": history, **layout}
-            with written_ahead(CheckpointWriter(backend, entries), base.path.parent, workers) as writer:
+            # The loop begins with an adapter of its own, whose base this is.
+            filler = CheckpointWriter(backend, entries, merges=policy.adapter is not None)
+            with written_ahead(filler, base.path.parent, workers) as writer:
                 yield writer
 
 
@@ -149,6 +151,7 @@ def select_policy(
     Raises:
         ParameterError: the best checkpoint is not stored.
     """
+    from geo_sokoban_pipeline.policies.lora import share_policy
     from geo_sokoban_pipeline.training.checkpoint import better_choice
 
     newest = checkpoints[max(checkpoints)]
@@ -180,7 +183,7 @@ def select_policy(
         entries["better"] = better
     chosen = checkpoints[name]
     kept = {name: chosen["manifest"][name] for name in ("iteration", "policy_version", "sampler")}
-    return link_policy(chosen["dir"], {**kept, **entries})
+    return share_policy(chosen["dir"], {**kept, **entries})
 
 
 def evaluate_policies(

@@ -29,6 +29,9 @@ class TrainBackend(Protocol):
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens, under temperature and banned ids, no gradient."""
 
+    def base_log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """The same of the policy without its adapter."""
+
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         """One optimizer step on samples, or on demonstrations that each process makes itself.
 
@@ -60,11 +63,14 @@ class TrainBackend(Protocol):
     def export(self, folder: Path) -> Files:
         """Write the policy as a Hugging Face folder; returns sizes and digests that were taken while writing."""
 
+    def export_trained(self, folder: Path) -> Files:
+        """As `export`; of a policy with an adapter that alone, in the format of peft, with the encoding."""
+
     def save_state(self, folder: Path) -> Files:
         """Write the training state other than the weights (optimizer moments by parameter name); see `export`."""
 
     def load_state(self, folder: Path) -> None:
-        """Load weights and state from a folder that `export` and `save_state` wrote, under any layout."""
+        """Load weights and state from a folder that `export_trained` and `save_state` wrote, under any layout."""
 
     def close(self) -> None:
         """Free everything."""

@@ -41,6 +41,7 @@ from geo_sokoban_pipeline.distributed.slices import (
     Slice,
     StoredTensors,
     copies_of,
+    copy_weights,
     own_part,
     own_rows,
     read_weights,
@@ -58,6 +59,15 @@ from geo_sokoban_pipeline.grpo.loss import (
     token_log_probs_and_entropy,
 )
 from geo_sokoban_pipeline.grpo.loss import entropy as token_entropy
+from geo_sokoban_pipeline.policies.lora import (
+    AdaptedLinear,
+    adapted_layers,
+    matrices_of,
+    merge,
+    read_adapter,
+    switched_off,
+    write_adapter,
+)
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import (
     Policy,
@@ -71,7 +81,9 @@ from geo_sokoban_pipeline.policies.weights import (
     Bucket,
     TensorSpec,
     WeightSource,
+    order_tensors,
     published_spec,
+    published_specs,
     transpose_experts,
     write_checkpoint,
     write_tensors,
@@ -163,13 +175,20 @@ class RankState:
 
     def _specs(self) -> dict[str, TensorSpec]:
         """Types and shapes of the whole weights as published, in the order of the model."""
-        return {name: published_spec(name, parameter) for name, parameter in self._parameters.items()}
+        return published_specs(self.trained_policy.model)
+
+    @cached_property
+    def _adapted(self) -> dict[str, AdaptedLinear]:
+        """Layers with an adapter, by the names of their weights."""
+        return adapted_layers(self.trained_policy.model)
 
     @torch.no_grad()
     def _collect_one(
         self, name: str, owner: int, dtype: torch.dtype | None = None, *, on_device: bool = False
     ) -> Tensor | None:
         """A whole weight in the published layout, on one rank; None on the others, which all call this too.
+
+        Each rank adds the adapter to its own rows, which takes the whole of A.
 
         Args:
             owner: the rank that gets it.
@@ -180,6 +199,8 @@ class RankState:
         note_progress()
         parameter = self._parameters[name]
         held, shape = own_part(parameter), published_spec(name, parameter).shape
+        if (layer := self._adapted.get(name)) is not None:
+            held = merge(held, gather(layer.lora_A.weight.detach()), own_part(layer.lora_B.weight), layer.scale)
         own = transpose_experts(name, held).to(held.device if on_device else "cpu", dtype).contiguous()
         ranks = next((ranks for ranks in copies_of(parameter) if owner in ranks), [owner])
         rows = dict(zip(ranks, split_rows(shape[0], len(ranks)), strict=True))
@@ -215,7 +236,26 @@ class RankState:
             return save_policy(self.trained_policy, folder, largest=largest)
         if self._group.rank == 0:
             save_encoding(self._described(), folder)
-        return write_checkpoint(folder, self._specs(), self._collect_one, self._group.rank, self._group.size, largest)
+        specs = self._specs()
+
+        def collect(name: str, owner: int) -> Tensor | None:
+            return self._collect_one(name, owner, getattr(torch, specs[name].dtype))
+
+        return write_checkpoint(folder, specs, collect, self._group.rank, self._group.size, largest)
+
+    def export_trained(self, folder: Path) -> Files:
+        """See `TrainBackend`; rank 0 writes an adapter, and where the weights are sharded all ranks call this."""
+        if (adapter := self.trained_policy.adapter) is None:
+            return self.export(folder)
+        matrices = matrices_of(self._parameters)
+        specs = {name: TensorSpec.of(matrix) for name, matrix in matrices.items()}
+        if self._group is not None and self._group.rank:
+            for name in order_tensors(specs):
+                self._collect_one(name, 0)
+            return {}
+        save_encoding(self._described(), folder)
+        read = partial(self._collect_one, owner=0) if self._is_sharded else matrices.__getitem__
+        return write_adapter(adapter, specs, read, folder)
 
     def save_state(self, folder: Path) -> Files:
         """See `TrainBackend`; where moments are sharded, every rank writes a part, and returns its own files."""
@@ -243,7 +283,10 @@ class RankState:
         return write_slices(folder, OPTIMIZER, moments, self._group)
 
     def _read_weights(self, folder: Path) -> None:
-        read_weights(self._parameters, folder)
+        if self.trained_policy.adapter is None:
+            read_weights(self._parameters, folder)
+        else:  # all others stay as they are
+            copy_weights(matrices_of(self._parameters), read_adapter(folder, self._parameters))
 
     def _read_moments(self, stored: StoredTensors) -> dict[str, Tensor]:
         """This rank's part of the moments."""
@@ -313,6 +356,10 @@ class TorchBackend(RankState):
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         return self._pass.log_probs(samples)
+
+    def base_log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        with switched_off(self.trained_policy.model):
+            return self._pass.log_probs(samples)
 
     def step(
         self, batch: Batch, objective: Objective, learning_rate: float, size: StepSize | None = None

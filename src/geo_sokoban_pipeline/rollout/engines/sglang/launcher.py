@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.policies.weights import published_specs
 from geo_sokoban_pipeline.processes import kill_group, supervised
 from geo_sokoban_pipeline.rollout.engines.sglang.client import SPARE_TOKENS, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import ban
@@ -331,7 +332,7 @@ class ServerProcess:
 def kind_of(options: ServerOptions, policy: Policy) -> str:
     """Hash of all that interchangeable servers have in common: everything but their weights."""
     # Not the whole configuration: saving a policy changes it.
-    shape = json.dumps([(name, list(value.shape)) for name, value in policy.model.named_parameters()])
+    shape = json.dumps([(name, spec.shape) for name, spec in published_specs(policy.model).items()])
     left_out = {"count", "update", "bucket_bytes", "update_folder", "faults", "router", "environment"}
     settings = options.model_dump_json(exclude=left_out)
     variables = json.dumps(options.hashed_environment, sort_keys=True)
