@@ -215,7 +215,7 @@ class WorkerGroup:
         given: list[tuple[Any, ...]] = [(part, self._settings_there(lenient)) for part in parts]
         if self.own is not None:
             self.own.engine = engine
-            given[0] = (parts[0], lenient) if progress is None else (parts[0], lenient, progress)
+            given[0] = (parts[0], lenient, progress)
         results: list[list[Trajectory]] = self.call_each("rollout", given)
         elsewhere = parts[1:] if self.drives_a_rank else parts
         if progress is not None and elsewhere:
