@@ -367,8 +367,7 @@ class WorkerSpec:
         generation_config: of the model.
         attention, dtype: those of the driver's model.
         threads: of torch.
-        folder: of the policy; None: built in memory.
-        is_empty: whether the policy has no weights, so that the rank reads its part from the folder.
+        is_empty: whether the policy has no weights, so that the rank reads its part from a folder.
         gpu: number of the GPU on which its engine computes; None: it has none, or sees one alone.
     """
 
@@ -380,7 +379,6 @@ class WorkerSpec:
     image_processor: Any
     options: TrainOptions
     threads: int
-    folder: Path | None
     is_empty: bool
     gpu: int | None = None
 
@@ -397,7 +395,6 @@ class WorkerSpec:
             policy.image_processor,
             options,
             torch.get_num_threads(),
-            policy.folder,
             policy.is_empty,
         )
 
@@ -424,7 +421,7 @@ class WorkerSpec:
         chosen = self.options.policy
         freeze_parameters(model, chosen.freeze)
         planned = device_of(chosen) if self.is_empty else None
-        return Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute, planned)
+        return Policy(model, self.tokenizer, self.image_processor, None, chosen.compute, planned)
 
 
 # A rank's part of a backend, and of a reference policy.
