@@ -515,7 +515,7 @@ def test_a_loop_goes_on_only_with_what_it_began_with(other: RunInputs) -> None:
     check_fingerprint("the training", stored, loop_fingerprint(inputs(copy.deepcopy(ROWS))))
     resume = {"iteration": 3, "dir": Path("x"), "manifest": {"fingerprint": stored}, "complete": None, "stored": [3]}
     with pytest.raises(FingerprintError):
-        next(run_grpo(other, resume))
+        next(run_grpo(other, resume, 0))
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

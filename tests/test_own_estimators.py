@@ -114,6 +114,13 @@ def test_a_result_that_does_not_fit_is_told_with_the_function(write: Any, kind: 
     assert len(text.splitlines()) == 1
 
 
+def test_a_result_of_a_callable_without_lines_is_refused_too(write: Any) -> None:
+    spec = write("advantage", "return None")
+    Path(spec).write_text(f"import functools\n{Path(spec).read_text()}\n\nadvantage = functools.partial(advantage)\n")
+    with pytest.raises(EstimatorError, match="must return one number, or one array of turns, .* not None$"):
+        CALLS["advantage"](load_estimator("advantage", options_of("advantage", spec)))
+
+
 @pytest.mark.parametrize(
     ("kind", "body", "said"),
     [

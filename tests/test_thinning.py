@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,9 @@ def unanswered(episode: Trajectory) -> Trajectory:
     return replace(episode, **cut, turns=episode.turns[:1], weight_spans=[], response="")
 
 
-def audited(entry: AuditedEntry, policy: Policy, grpo: GrpoOptions) -> dict[str, AuditCheck]:
+def audited(entry: AuditedEntry, policy: Policy, grpo: GrpoOptions, limit: int | None = None) -> dict[str, AuditCheck]:
     rules = RunRules(SOKOBAN, EnvOptions(), RewardOptions(), RolloutOptions(function="own.rollout"), grpo, {}, {})
-    return {check.check: check for check in audit_entries([entry], policy, rules)}
+    return {check.check: check for check in audit_entries([entry], policy, rules, limit=limit)}
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,40 @@ def test_the_audit_finds_an_episode_in_two_parts_and_an_open_response(tmp_path: 
     parts = {f"iter=00003/part-00{number}": lambda: table for number in range(2)}
     checks = audited(AuditedEntry("x", parts, None, trained=False), tiny_policy, GrpoOptions())
     assert (len(checks["contract"].findings), len(checks["response ends"].findings)) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "goes_on", "findings"),
+    [
+        (None, False, ()),
+        (2, False, ()),
+        (1, True, ()),
+        (1, False, ("iter=00001 lies beyond the newest checkpoint",)),
+        (3, False, ("iter=00002 is missing",)),
+    ],
+)
+def test_the_audit_finds_missing_and_further_iterations_of_a_clean_evaluation(
+    tiny_policy: Policy, iterations: int | None, goes_on: bool, findings: tuple[str, ...]
+) -> None:
+    parts = {
+        f"iter={number:05d}/part-000": partial(
+            trajectories_to_table, make_trajectories(4, turns=1, iteration=number, evaluation=True), CONTEXT
+        )
+        for number in range(2)
+    }
+    checks = audited(AuditedEntry("x", parts, None, iterations, goes_on), tiny_policy, GrpoOptions())
+    assert checks["parts"].findings == findings
+    assert (checks["advantages"].checked, checks["advantages"].findings) == (8, ())
+
+
+@pytest.mark.parametrize(("iterations", "limit", "compared"), [(1, 3, 3), (2, 6, 4), (2, 8, 8), (3, 8, 8)])
+def test_a_limit_of_an_audit_is_spread_over_iterations(
+    tiny_policy: Policy, iterations: int, limit: int, compared: int
+) -> None:
+    table = trajectories_to_table(make_trajectories(4, turns=1, evaluation=True), CONTEXT)
+    parts = {f"iter={number:05d}/part-000": lambda: table for number in range(iterations)}
+    checks = audited(AuditedEntry("x", parts, None), tiny_policy, GrpoOptions(), limit)
+    assert checks["image grids"].checked == compared
 
 
 def test_edits_are_found_and_each_file_that_breaks_the_contract(tmp_path: Path) -> None:

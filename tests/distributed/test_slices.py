@@ -38,7 +38,7 @@ def test_any_part_is_read_from_the_slices_of_any_layout(tmp_path: Path, size: in
     written: Files = {}
     for rank in range(size):
         own = {name: place[rank].of(TENSORS[name]) for name, place in places.items()}
-        written |= write_places(tmp_path, "moments", places, own.__getitem__, Group(rank, size, None))
+        written |= write_places(tmp_path, "moments", places, own.__getitem__, Group(rank, size, None, "cpu"))
     assert written == {
         path.name: {"bytes": path.stat().st_size, "blake2b": file_digest(path)}
         for path in tmp_path.glob("*.safetensors")

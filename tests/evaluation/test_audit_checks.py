@@ -6,9 +6,12 @@ import pytest
 
 from builders import make_trajectories
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.evaluation.audit import RunRules, audit_splits
 from geo_sokoban_pipeline.evaluation.audit_checks import check_advantages, check_splits
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
+from geo_sokoban_pipeline.runs.fingerprint import flatten, hash_rows
 from geo_sokoban_pipeline.tasks import task_of
+from task_options import RewardOptions, TrainOptions
 
 
 @pytest.mark.parametrize("over_sampled", [True, False])
@@ -23,6 +26,23 @@ def test_surplus_groups_are_right_where_more_were_started(over_sampled):
     assert [episode.drop_reason for episode in episodes[::4]] == [None, None, "surplus" if over_sampled else None]
     assert check_advantages(episodes, options, task, {}, over_sampled=over_sampled) == []
     assert len(check_advantages(episodes, options, task, {}, over_sampled=not over_sampled)) == 4
+
+
+def test_an_audit_has_the_options_of_the_run_and_finds_other_prompts(train_options: TrainOptions) -> None:
+    options = train_options.model_copy(update={"reward": RewardOptions(args={"own": 2})})
+    names = ("env", "reward", "rollout", "grpo")
+    splits = {
+        name: [{"level_hash": f"{name}{number}", "layout_hash": f"{name}{number}"} for number in range(count)]
+        for name, count in (("prompts", 4), ("eval_prompts", 2))
+    }
+    dumped = {name: getattr(options, name).model_dump() for name in names}
+    fingerprint = {**flatten({"task": "sokoban", **dumped}), "input.prompts": hash_rows(splits["prompts"])}
+    rules = RunRules.of({"fingerprint": fingerprint, "layout": {}})
+    assert {name: getattr(rules, name).model_dump() for name in names} == dumped
+    (check,) = audit_splits({**splits, "validation_prompts": None}, rules, shared=False)
+    assert (check.checked, check.findings) == (6, ())
+    (check,) = audit_splits({"prompts": splits["prompts"][1:]}, rules, shared=False)
+    assert (check.checked, check.findings) == (3, ("prompts: other rows than the run was trained on",))
 
 
 @pytest.mark.parametrize(

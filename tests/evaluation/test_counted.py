@@ -28,7 +28,7 @@ from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row, validate_policy
-from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
+from geo_sokoban_pipeline.evaluation.summary import evaluate_policies, shuffle_images
 from geo_sokoban_pipeline.pipelines.train import nodes
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
@@ -302,13 +302,15 @@ def test_images_of_problems(geometry_folder: PolicyFolder, geometry_rows: Any) -
     options = set_options(Geo3kTrainOptions(), rollout={}, evaluation={"greedy": False})
     evaluate_policies("train_geo3k", 3, {"final": geometry_folder}, problems, options, training=problems)
     by_name = {call.label.split("/")[1]: call for call in calls}
+    shuffled = shuffle_images(problems, 3)
     assert set(by_name) == {"final", "final_blank", "final_shuffled"}
     for name, call in by_name.items():
         assert len(call.requests) == len(problems)
         for request in call.requests:
             (image,), problem, prompt = shown(request), problems[request.id], call.tasks[request.id].prompt
             assert {**prompt, "images": None} == {**problem, "images": None}
-            assert (prompt["images"] == problem["images"]) == (name != "final_shuffled")
+            expected = shuffled[request.id] if name == "final_shuffled" else problem
+            assert prompt["images"] == expected["images"]
             (own,) = true_images(prompt)
             np.testing.assert_array_equal(image, 0 * own if name == "final_blank" else own)
 

@@ -104,6 +104,13 @@ def test_unequal_copies_and_none():
     assert count_solved([], [])["clusters"] == 0 and cluster_interval([], []) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize(("successes", "sizes"), [([1, 2], [2, 4]), ([1120, 1995], [1600, 2850])])
+def test_clusters_with_equal_shares_are_single_trials(successes, sizes):
+    """Also where the shares are equal up to rounding alone: 0.7 of 4,450 is no whole number of a binary float."""
+    share = successes[0] / sizes[0]
+    assert cluster_interval(successes, sizes) == pytest.approx(wilson_interval(2 * share, 2))
+
+
 @pytest.mark.parametrize("clusters", [*range(2, 11), 12, 19])
 def test_few_clusters_have_the_interval_of_student(clusters):
     """Of the log-odds of the share, whose error is that of the jackknife over clusters."""

@@ -147,7 +147,7 @@ def run_loop(
     setup: Setup, options: TrainOptions, resume: Any = NOTHING_STORED, seed: int = 0
 ) -> Iterator[tuple[Any, ...]]:
     """Outputs of the loop, with the first rows of the setup as prompts of its validations."""
-    return run_grpo(RunInputs("train_sokoban", seed, options, {}, setup.folder, setup.rows, setup.rows[:8]), resume)
+    return run_grpo(RunInputs("train_sokoban", seed, options, {}, setup.folder, setup.rows, setup.rows[:8]), resume, 0)
 
 
 def copied(policy: Policy) -> Policy:

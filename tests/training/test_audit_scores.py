@@ -54,7 +54,7 @@ def test_the_worst_token_is_shown_between_its_neighbours(setup: Setup, place: in
     decode = setup.policy.codec.decode
     before, token, after = (re.sub(r"(<\|image_pad\|>)+", "<image>", decode(piece)) for piece in around)
     shown = f"-5 at token {target} of {episode.trajectory_id}: {before!r}»{token}«{after!r}"
-    assert shown in finding
+    assert shown in finding and finding.count(" at token ") == 3, "the worst ones, not all"
     assert audit(setup, episodes, policies, log_prob_tolerance=6.0)["log-probs"].findings == ()
 
 

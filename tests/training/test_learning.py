@@ -71,7 +71,7 @@ def test_the_update_raises_the_reward(
     start = write_policy(tmp_path / "policy", policy_writer(policy, {}))
     rows, options = rows_of(GROUPS), settings(train_options, GIVEN | {"optimizer.learning_rate": rate})
     inputs = RunInputs("train_sokoban", 0, options, {}, start, rows, rows)
-    _, *chunks, _ = by_iteration(run_grpo(inputs, NOTHING_STORED))
+    _, *chunks, _ = by_iteration(run_grpo(inputs, NOTHING_STORED, 0))
     means = [row["rollout/raw_reward"] for chunk in chunks for row in chunk[2].values()]
     assert len(means) == ITERATIONS and abs(means[0] - 0.5) < 0.2
     gain = (sum(means[-COMPARED:]) - sum(means[:COMPARED])) / COMPARED

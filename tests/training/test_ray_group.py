@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.training import rollout_workers, sft, worker_group
-from geo_sokoban_pipeline.training.worker_group import OwnCode, WorkerGroup, sizes
+from geo_sokoban_pipeline.training.worker_group import OwnCode, WorkerGroup, count_actors, sizes
 from task_options import TrainOptions
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -46,6 +46,25 @@ def test_fewer_ranks_come_in_whole_units_with_servers_for_their_gpus(
     options = {**options, "rollout": values["rollout"] | options.get("rollout", {})}
     made = TrainOptions.model_validate(values | {"placement": "ray", "threads": 1} | options)
     assert [(one.processes, one.rollout.server.count) for one in sizes(made)] == found
+
+
+@pytest.mark.parametrize(
+    ("rollout", "actors"),
+    [
+        ({}, 3),
+        ({"workers": 2}, 5),
+        ({"engine": "sglang", "server": {"count": 2}}, 5),
+        ({"engine": "sglang", "server": {"count": 3, "colocated": True}}, 3),
+        ({"engine": "sglang", "server": {"count": 2}, "workers": 1}, 6),
+        ({"engine": "sglang", "server": {"mode": "attach", "urls": ["http://127.0.0.1:1"]}}, 3),
+    ],
+)
+def test_a_cluster_has_place_for_all_that_runs_at_a_time(
+    train_options: TrainOptions, rollout: dict[str, Any], actors: int
+) -> None:
+    values = train_options.model_dump()
+    options = {"placement": "ray", "processes": 3, "threads": 1, "rollout": values["rollout"] | rollout}
+    assert count_actors(TrainOptions.model_validate(values | options)) == actors
 
 
 def test_own_files_have_names_of_their_own_in_the_ranks(train_options: TrainOptions, tmp_path: Path) -> None:

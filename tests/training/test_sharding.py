@@ -63,6 +63,8 @@ def test_ranges_are_cut_in_order(numbers: range, parts: int, cut: list[range]) -
         ([], 2, []),
         # Contiguous shards would be 16 and 8.
         ([sample(4), sample(4), sample(8), sample(8)], 2, [[0, 2], [1, 3]]),
+        # Both splits cost 17 at most: the contiguous one keeps groups together.
+        ([sample(9), sample(9), sample(8)], 2, [[0], [1, 2]]),
         # Alone the tokens would be cut in the middle; then both parts would encode image b.
         ([sample(2, "a"), sample(3, "b"), sample(1, "b")], 2, [[0], [1, 2]]),
         # An image that comes again in a part costs nothing there.

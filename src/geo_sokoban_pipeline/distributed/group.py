@@ -95,9 +95,7 @@ class Group:
         size: number of ranks.
     """
 
-    def __init__(
-        self, rank: int, size: int, store: dist.Store | None, device: str = "cpu", address: str | None = None
-    ) -> None:
+    def __init__(self, rank: int, size: int, store: dist.Store | None, device: str, address: str | None = None) -> None:
         self.rank, self.size, self._device = rank, size, device
         self._interface = None if address is None else interface_of(address)
         self._sums = SharedSums(rank, size, store if address is None else None)

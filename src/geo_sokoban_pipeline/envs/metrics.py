@@ -274,7 +274,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 def powers_of_two(n: int) -> list[int]:
     """1, 2, 4, … up to n."""
-    return [1 << exponent for exponent in range(n.bit_length())] if n > 0 else []
+    return [1 << exponent for exponent in range(n.bit_length())]
 
 
 def mean_pass_at_k(counts: Iterable[tuple[int, int]]) -> dict[str, float]:

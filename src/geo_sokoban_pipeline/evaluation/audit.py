@@ -354,12 +354,11 @@ def entries_of_run(
         iterations: of training that are committed.
         goes_on: whether the training has not reached its goal.
     """
-    names = ("trajectories", "eval_trajectories", "held_out_trajectories")
     return [
         AuditedEntry(
             f"{run}.{name}", tables, splits[split], None if number else iterations, goes_on, trained=not number
         )
-        for number, (name, tables, split) in enumerate(zip(names, parts, TABLES.values(), strict=True))
+        for number, (name, tables, split) in enumerate(zip(SPLITS, parts, TABLES.values(), strict=True))
     ]
 
 

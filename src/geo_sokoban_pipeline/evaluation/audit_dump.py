@@ -254,7 +254,7 @@ def _count_texts(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
 def _grade_again(split: str, rows: Sequence[DumpedRow], task: Task) -> AuditCheck:
     """How often the task's default reward gives another reward: a note, because the trainer's may be another one."""
     options = task.train_config.model_validate({}).reward
-    reward = load_object(options.function, default_name="reward")
+    reward = load_object(options.function)
     graded = [row for row in rows if row.label is not None and row.response is not None and row.reward is not None]
     differing: list[str] = []
     for row in graded:

@@ -66,8 +66,7 @@ def language_bytes(config: Any, policy: PolicyOptions, optimizer: OptimizerOptio
 def layer_bytes(config: Any, policy: PolicyOptions, tokens: int) -> int:
     """Kept of the padded tokens of a micro-batch by one decoder layer, as by the one that checkpointing runs again."""
     text, kept = config.text_config, _kept(policy)
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = (text.num_attention_heads + text.num_key_value_heads) * head_dim
+    heads = (text.num_attention_heads + text.num_key_value_heads) * text.head_dim
     if experts := getattr(text, "num_experts_per_tok", 0):
         inner = experts * (kept.expert * text.hidden_size + kept.expert_inner * text.moe_intermediate_size)
     else:
@@ -398,11 +397,10 @@ def plan_caches(
     found = {"image cache": min(DEFAULT_CACHE_BYTES, stored)}
     if rollout.engine != "transformers":
         return found
-    heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = text.num_key_value_heads
     wide, rows = compute_bytes(options.policy), min(rollout.max_conversations, episodes)
     features = (1 + len(model.config.vision_config.deepstack_visual_indexes)) * wide * text.hidden_size
-    found["key-value cache"] = rows * longest * text.num_hidden_layers * 2 * heads * head_dim * wide
+    found["key-value cache"] = rows * longest * text.num_hidden_layers * 2 * heads * text.head_dim * wide
     found["image features of the engine"] = images * episodes * shape.image_tokens * features
     return found
 
@@ -490,10 +488,9 @@ def place_on_cpu(
         users[f"{options.rollout.workers} rollout workers"] = options.rollout.workers * own
     if _launches(options) and server.device == "cpu":
         text = model.config.text_config
-        heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        heads = text.num_key_value_heads
         wide = 4 if (server.dtype or options.policy.dtype) == "float32" else 2
-        cache = (server.max_total_tokens or 0) * text.num_hidden_layers * 2 * heads * head_dim * wide
+        cache = (server.max_total_tokens or 0) * text.num_hidden_layers * 2 * heads * text.head_dim * wide
         users[f"{server.count} servers"] = server.count * (wide * model.parameters + cache + _PROCESS_BYTES)
     users = {name: count for name, count in users.items() if count}
     return MemoryPlace(where, free, users, ranks * certain)

@@ -410,7 +410,6 @@ class Episode:
 
     def finish(self, engine: RolloutEngine, engine_seconds: float) -> Trajectory:
         """Wait for the reward, close the environment, and return the trajectory."""
-        text = self._text() if self._result is None else self._result.response
         metrics: dict[str, float] = {"turns": float(len(self._responses))}
         parts: dict[str, float] = {}
         if self.status != "failed" and self.env is not None:
@@ -422,7 +421,7 @@ class Episode:
                     parts = check_reward(given, self._settings.reward.function)
                     self._share(check_turns(given, parts["reward"], len(self._infos), self._settings.reward.function))
         close_environment(self.env, self.request.trajectory_id, self.env_calls)
-        trajectory = self._trajectory(text, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
+        trajectory = self._trajectory(parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
         trajectory.sampling = describe_sampling(engine, self._settings)
         return trajectory
 
@@ -434,7 +433,7 @@ class Episode:
 
     def snapshot(self) -> Trajectory:
         """The episode so far, without a reward."""
-        return self._trajectory("", {}, measure_episode(self.env), {})
+        return self._trajectory({}, measure_episode(self.env), {})
 
     def _text(self) -> str:
         """Everything after the prompt, as text with its markup."""
@@ -450,9 +449,7 @@ class Episode:
                 spans.append((version, start, end))
         return spans
 
-    def _trajectory(
-        self, response: str, parts: dict[str, float], metrics: dict[str, float], timings: dict[str, float]
-    ) -> Trajectory:
+    def _trajectory(self, parts: dict[str, float], metrics: dict[str, float], timings: dict[str, float]) -> Trajectory:
         ledger, row, task = self.ledger, self.request.prompt, task_or_plain(self._settings.task)
         return Trajectory(
             trajectory_id=self.request.trajectory_id,
@@ -477,7 +474,7 @@ class Episode:
             images=[image.png for image in self._images],
             image_grid_thw=[image.grid for image in self._images],
             label=task.label_of(row),
-            response=response,
+            response=self._text() if self._result is None else self._result.response,
             difficulty=difficulty_text(self._settings.task, row),
             reward=parts.get("reward"),
             reward_parts={name: value for name, value in parts.items() if name != "reward"},

@@ -101,7 +101,7 @@ class RunInputs:
 
 
 def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
-    inputs: RunInputs, resume: Mapping[str, Any], restarts: int = 0
+    inputs: RunInputs, resume: Mapping[str, Any], restarts: int
 ) -> Generator[Chunk, None, None]:
     """Run the loop from the newest checkpoint to `loop.iterations`.
 

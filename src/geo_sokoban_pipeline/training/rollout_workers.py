@@ -209,7 +209,7 @@ class RolloutWorkers:
             )
         self._start: Start = in_ray or (lambda title, build, _: LocalProcess(title, build, on_gpu=is_own_gpu))
         self.servers: SglangEngine | None = None
-        self._build = replace(WorkerSpec.of(policy, self._options), folder=None, is_empty=True, adapter=None)
+        self._build = replace(WorkerSpec.of(policy, self._options), is_empty=True, adapter=None)
         self._scratch = Scratch()
         self._folder: Path | None = None
         self._sent_state: Hashable = None

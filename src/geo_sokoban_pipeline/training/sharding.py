@@ -57,8 +57,7 @@ class StepCost:
         """Of a policy with this configuration; of experts those count that a token passes."""
         text, vision = config.text_config, config.vision_config
         hidden = text.hidden_size
-        head_dim = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
-        queries, keys = text.num_attention_heads * head_dim, text.num_key_value_heads * head_dim
+        queries, keys = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
         experts = getattr(text, "num_experts_per_tok", 0)
         inner = experts * text.moe_intermediate_size if experts else text.intermediate_size
         layer = hidden * (2 * queries + 2 * keys + 3 * inner)

@@ -369,8 +369,7 @@ class WorkerSpec:
         generation_config: of the model.
         attention, dtype: those of the driver's model.
         threads: of torch.
-        folder: of the policy; None: built in memory.
-        is_empty: whether the policy has no weights, so that the rank reads its part from the folder.
+        is_empty: whether the policy has no weights, so that the rank reads its part from a folder.
         adapter: of the policy; None: it has none.
         gpu: number of the GPU on which its engine computes; None: it has none, or sees one alone.
     """
@@ -383,7 +382,6 @@ class WorkerSpec:
     image_processor: Any
     options: TrainOptions
     threads: int
-    folder: Path | None
     is_empty: bool
     adapter: Adapter | None = None
     gpu: int | None = None
@@ -401,7 +399,6 @@ class WorkerSpec:
             policy.image_processor,
             options,
             torch.get_num_threads(),
-            policy.folder,
             policy.is_empty,
             policy.adapter,
         )
@@ -429,7 +426,7 @@ class WorkerSpec:
         chosen = self.options.policy
         freeze_parameters(model, chosen.freeze)
         planned = device_of(chosen) if self.is_empty else None
-        policy = Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute, planned)
+        policy = Policy(model, self.tokenizer, self.image_processor, None, chosen.compute, planned)
         if self.adapter is not None:
             attach_adapter(policy, self.adapter)
         return policy

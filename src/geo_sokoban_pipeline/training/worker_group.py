@@ -217,7 +217,7 @@ class WorkerGroup:
         given: list[tuple[Any, ...]] = [(part, self._settings_there(lenient)) for part in parts]
         if self.own is not None:
             self.own.engine = engine
-            given[0] = (parts[0], lenient) if progress is None else (parts[0], lenient, progress)
+            given[0] = (parts[0], lenient, progress)
         results: list[list[Trajectory]] = self.call_each("rollout", given)
         elsewhere = parts[1:] if self.drives_a_rank else parts
         if progress is not None and elsewhere:
@@ -345,14 +345,14 @@ class RayWorkerGroup(WorkerGroup):
             found, ranks = find_largest(sizes(options), partial(self._place, gpus))
             warn_of_fewer("ranks", found.processes, options.processes, options)
             self._prepare(found, ranks, device, folder if found.shares_weights else None)
-            opened.callback(WorkerGroup.close, self)
+            opened.callback(super().close)
             self.missing, self._patience = options.processes - self.size, PATIENCE
             self._places = [rank.where for rank in ranks]
             logger.info("ranks: %s", ", ".join(rank.title for rank in ranks))
             there = found.model_copy(update={"policy": found.policy.model_copy(update={"device": device})})
             spec = WorkerSpec.of(policy, self._code.renamed(there))
             for rank in ranks:
-                rank.build(replace(spec, folder=None, is_empty=found.shares_weights))
+                rank.build(replace(spec, is_empty=found.shares_weights))
             if found.places_servers:
                 beside = self._places if found.rollout.server.colocated else None
                 self.launcher = opened.enter_context(servers_of_ray(found, beside))

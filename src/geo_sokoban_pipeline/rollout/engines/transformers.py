@@ -735,14 +735,14 @@ def sample_tokens(
     """
     scores = logits.float().index_fill(1, banned_ids, -torch.inf)
     greedy = [options.greedy for options in sampling]
-    temperature = torch.tensor([1.0 if o.greedy else o.temperature for o in sampling], device=scores.device)
+    temperature = scores.new_tensor([1.0 if o.greedy else o.temperature for o in sampling])
     log_probs = torch.log_softmax(scores / temperature[:, None], dim=-1)
     if all(greedy):
         chosen = scores.argmax(-1)
     else:
         chosen = _invert(_restrict(log_probs.double().exp(), sampling), draws)
         if any(greedy):
-            chosen = torch.where(torch.tensor(greedy, device=scores.device), scores.argmax(-1), chosen)
+            chosen = torch.where(scores.new_tensor(greedy, dtype=torch.bool), scores.argmax(-1), chosen)
     return chosen, log_probs.gather(1, chosen[:, None]).squeeze(1)
 
 
