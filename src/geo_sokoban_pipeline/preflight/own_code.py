@@ -17,7 +17,7 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.envs.base import make_expert
+from geo_sokoban_pipeline.envs.base import make_expert, reset
 from geo_sokoban_pipeline.envs.inspection import Check, State, guard
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.formats import type_name
@@ -334,7 +334,7 @@ def _try_episode(
     env = build_env(row, options.env.args)
     check_environment(env, options.env.factory)
     try:
-        env.reset()
+        reset(env, seed)
         responses: list[str] = []
         infos: list[dict[str, Any]] = []
         for text in _responses(env, row, options, seed):
