@@ -17,7 +17,19 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("datasets", "huggingface_hub", "matplotlib", "mlflow", "numpy", "pandas", "PIL", "plotly", "pyarrow", "ray")
+HEAVY = (
+    "datasets",
+    "gymnasium",
+    "huggingface_hub",
+    "matplotlib",
+    "mlflow",
+    "numpy",
+    "pandas",
+    "PIL",
+    "plotly",
+    "pyarrow",
+    "ray",
+)
 HEAVY += ("sglang", "sympy", "torch", "transformers")
 
 REGISTRY = f"""

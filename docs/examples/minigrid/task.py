@@ -117,7 +117,8 @@ class MiniGridTask(GymnasiumTask):
 
     def summarise(self, records: Sequence[WalkRecord]) -> dict[str, Any]:
         """Entries of a row of the summary, which the column and the breakdown above read."""
-        groups = {fewest: [one for one in records if one.fewest == fewest] for fewest in {one.fewest for one in records}}
+        lengths = {record.fewest for record in records}
+        groups = {fewest: [one for one in records if one.fewest == fewest] for fewest in lengths}
         return {
             "over_fewest": mean_of([one.steps / one.fewest for one in records if one.success and one.steps]),
             "by_fewest": [
