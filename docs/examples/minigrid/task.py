@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from geo_sokoban_pipeline.config.base import Setting
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.adapters.gymnasium import GymnasiumEnv, GymnasiumTask
@@ -48,17 +49,22 @@ def shortest_way(env: GymnasiumEnv) -> list[str]:
 
 
 class Walker:
-    """The expert: the first action of a shortest way, or with a chance of `noise` any action."""
+    """`shortest` takes a shortest way; `careful` plays at random, but never walks into a wall."""
 
-    def __init__(self, noise: float) -> None:
-        self.noise = noise
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def respond(self, env: GymnasiumEnv, generator: random.Random) -> str:
-        return generator.choice(env.words) if generator.random() < self.noise else shortest_way(env)[0]
+        if self.name == "shortest":
+            return shortest_way(env)[0]
+        room = env.env.unwrapped
+        cell = room.grid.get(*room.front_pos)
+        is_free = cell is None or cell.can_overlap()
+        return generator.choice([word for word in env.words if word != "forward" or is_free])
 
 
 def build_teacher(name: str, patience: int | None, noise: float) -> Walker:
-    return Walker(noise)
+    return Walker(name)
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,12 @@ class MiniGridTask(GymnasiumTask):
         Breakdown("fewest actions", lambda row: {cell["fewest"]: cell for cell in row.get("by_fewest") or []}),
     )
     report = MiniGridReport()
+
+    @property
+    def train_defaults(self) -> Mapping[str, Any]:
+        names = Setting("careful", "Who makes the demonstrations.", ("careful", "shortest"))
+        teacher = {"factory": f"{__file__}:build_teacher", "name": names}
+        return {**super().train_defaults, "warm_start": {"teacher": teacher}}
 
     def describe(self, env: GymnasiumEnv) -> Mapping[str, Any]:
         return {"fewest": len(shortest_way(env))}

@@ -92,7 +92,7 @@ class GymnasiumEnv:
 
     def __init__(self, name: str, level: int, arguments: Mapping[str, Any]) -> None:
         self.options = validate_parameters(arguments, GymnasiumOptions, prefix="env.args")
-        self._level = level
+        self._level_seed = level
         self.env = _make(name, self.options)
         given, self._actions = self.options.actions, dict[str, Any]()
         self._parse: Callable[[str, Any], Any] | None = None
@@ -120,7 +120,7 @@ class GymnasiumEnv:
         Args:
             seed: of all that is drawn from there on; None: it follows from the row.
         """
-        observation, _ = self.env.reset(seed=self._level)
+        observation, _ = self.env.reset(seed=self._level_seed)
         if seed is not None:
             self.reseed(seed)
         self._restart(observation)
