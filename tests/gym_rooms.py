@@ -20,6 +20,7 @@ class Walk(gymnasium.Env[Any, Any]):
         stops_at: the place whose step hangs or raises, by `how`.
         shown: what `render` gives.
         says: what the info says about success.
+        prize: for the last place.
     """
 
     metadata = {"render_modes": ["rgb_array"]}
@@ -32,15 +33,10 @@ class Walk(gymnasium.Env[Any, Any]):
         how: str = "raise",
         shown: str = "image",
         says: bool | None = None,
+        prize: float = 1.0,
     ) -> None:
-        self.render_mode, self.slips, self.stops_at, self.how, self.shown, self.says = (
-            render_mode,
-            slips,
-            stops_at,
-            how,
-            shown,
-            says,
-        )
+        self.render_mode, self.slips, self.stops_at, self.how = render_mode, slips, stops_at, how
+        self.shown, self.says, self.prize = shown, says, prize
         self.action_space = gymnasium.spaces.Discrete(2, start=1)
         self.observation_space = gymnasium.spaces.Dict({})
 
@@ -58,8 +54,13 @@ class Walk(gymnasium.Env[Any, Any]):
         forward = (action == 2) != (self.np_random.random() < self.slips)
         self.place = max(0, self.place + (1 if forward else -1))
         done = self.place == LENGTH
-        info = {"place": self.place, "board": object(), **({} if self.says is None else {"is_success": self.says})}
-        return self._seen(), np.float32(done), done, False, info
+        info = {
+            "place": np.int64(self.place),
+            "board": object(),
+            "odds": float("nan"),
+            **({} if self.says is None else {"is_success": self.says}),
+        }
+        return self._seen(), np.float32(self.prize if done else 0.0), done, False, info
 
     def _seen(self) -> dict[str, Any]:
         return {"image": self._picture(), "goal": "the end", "place": self.place}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
 from geo_sokoban_pipeline.envs.adapters.gymnasium import GymnasiumEnv, build_teacher, make_row
@@ -23,6 +25,7 @@ from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import to_json
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from rollout.scripted import PROMPT, CharacterPolicy, make_settings, play_scripted
+from runs import ROOT
 
 pytest.importorskip("gymnasium", reason="the extra gym is not installed")
 import gym_rooms  # noqa: E402 - it imports gymnasium
@@ -105,6 +108,12 @@ def test_an_episode_that_takes_too_long_is_truncated() -> None:
     assert (env.final_metrics()["success"], env.final_metrics()["truncated"]) == (0.0, 1.0)
 
 
+def test_rewards_are_finite() -> None:
+    env = build(kwargs={"prize": float("nan")})
+    with pytest.raises(ValueError, match="its reward for right is nan"):
+        walk(env, 0)
+
+
 @pytest.mark.parametrize(("says", "success"), [(None, 1.0), (False, 0.0), (True, 1.0)])
 def test_the_environment_may_define_success(says: bool | None, success: float) -> None:
     env = build(kwargs={"says": says})
@@ -169,9 +178,9 @@ def test_without_images_an_observation_is_text() -> None:
         ("gymnasium:Tests/Walk-v1", {}, r"env.factory=gymnasium:Tests/Walk-v1: .*v0.*env.args.imports=\['gym_rooms'\]"),
         ("gymnasium:FrozenLak-v1", {}, "Did you mean: `FrozenLake`"),
         ("gymnasium:FrozenLake-v1", {"imports": [], "actions": {"left": 4}}, "actions.left=4: .* Discrete"),
-        (FACTORY, {"imports": ["nowhere"]}, "there is no module 'nowhere'"),
+        (FACTORY, {"imports": ["nowhere"]}, "env.args.imports: 'nowhere': there is no module"),
         (FACTORY, {"kwargs": {"sips": 1}}, "env.args.kwargs=.*unexpected keyword argument 'sips'"),
-        (FACTORY, {"wrappers": ["gymnasium.wrappers.Nothing"]}, "gymnasium.wrappers has no 'Nothing'"),
+        (FACTORY, {"wrappers": ["gymnasium.wrappers.Nothing"]}, "env.args.wrappers: .*has no 'Nothing'"),
         (FACTORY, {"actions": {"jump": 3}}, r"env.args.actions.jump=3: .* Discrete\(2, start=1\)"),
         (FACTORY, {"actions": {}}, "env.args.actions={}: name at least one"),
         (FACTORY, {"actions": {"Left": 1, "left": 2}}, "none twice"),
@@ -277,3 +286,53 @@ def test_a_replay_draws_as_the_episode_did() -> None:
     assert replayer.differences(episodes, rows) == []
     others = [replace(episode, seed=episode.seed + 100) for episode in episodes]
     assert len(replayer.differences(others, rows)) > 2
+
+
+# A task: its levels, and that they are those of the environment.
+
+
+MINIGRID = str(ROOT / "docs" / "examples" / "minigrid")
+
+
+def test_levels_that_look_alike_belong_to_one_split() -> None:
+    task = load_object(f"{MINIGRID}/task.py:TASK")
+    parameters = yaml.safe_load(Path(MINIGRID, "conf/base/parameters/minigrid.yml").read_text("utf-8"))["minigrid"]
+    parameters["counts"] = {"train": 60, "validation": 20, "eval": 40}
+    tables = task.make_prompts(parameters)
+    images = [{row[0] for row in table["images"]} for table in tables]
+    assert sum(map(len, images)) == len(set().union(*images)) > 40
+    assert sum(map(len, tables)) == 120 and all(len(table) >= 10 for table in tables)
+    again = task.make_prompts(parameters)
+    assert all(table.equals(other) for table, other in zip(tables, again, strict=True))
+    others = task.make_prompts({**parameters, "seed": 1})
+    assert not set(others[0]["seed"]) & set(tables[0]["seed"])
+    assert [one["prompts"] for one in task.report_data(*tables, None)["splits"].values()] == list(map(len, tables))
+    with pytest.raises(ValueError, match="minigrid.counts are all 0"):
+        task.make_prompts({**parameters, "counts": {}})
+
+    for row in tables[2].head(8).to_dict("records"):
+        env = load_object(parameters["env"]["factory"])(row, parameters["env"]["args"])
+        assert make_row(env, row["seed"])["images"] == list(row["images"])
+        env.reset(0)
+        expert, done = load_object(f"{MINIGRID}/task.py:build_teacher")("shortest", None, 0.0), False
+        while not done:
+            _, done, _ = env.step(expert.respond(env, python_generator(0)))
+        assert (env.steps, env.final_metrics()["success"]) == (row["fewest"], 1.0)
+        assert task.steps_to_goal(env) == 0
+
+
+def test_data_and_training_have_one_environment() -> None:
+    task = load_object(f"{MINIGRID}/task.py:TASK")
+    options, data = task.train_config(), task.data_config()
+    task.check_data_fits(data, options)
+    other = options.model_copy(update={"env": EnvOptions(factory=options.env.factory, args={"text": "Next?"})})
+    with pytest.raises(ValueError, match=r"env: differs from minigrid.env"):
+        task.check_data_fits(data, other)
+    assert set(task.baselines(options, ())) == {"random", "shortest", "teacher (shortest)"}
+
+
+def test_nothing_else_imports_gymnasium() -> None:
+    package = ROOT / "src" / "geo_sokoban_pipeline"
+    importing = re.compile(r"^\s*(import|from) (gymnasium|minigrid)\b", re.MULTILINE)
+    found = [path for path in package.rglob("*.py") if importing.search(path.read_text(encoding="utf-8"))]
+    assert found == [package / "envs" / "adapters" / "gymnasium.py"]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from geo_sokoban_pipeline.config.base import Setting
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.adapters.gymnasium import GymnasiumEnv, GymnasiumTask
@@ -49,22 +48,21 @@ def shortest_way(env: GymnasiumEnv) -> list[str]:
 
 
 class Walker:
-    """`shortest` takes a shortest way; `careful` plays at random, but never walks into a wall."""
+    """Takes the first action of a shortest way, or with a chance of `noise` any action."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, noise: float) -> None:
+        self.noise = noise
 
     def respond(self, env: GymnasiumEnv, generator: random.Random) -> str:
-        if self.name == "shortest":
-            return shortest_way(env)[0]
-        room = env.env.unwrapped
-        cell = room.grid.get(*room.front_pos)
-        is_free = cell is None or cell.can_overlap()
-        return generator.choice([word for word in env.words if word != "forward" or is_free])
+        return generator.choice(env.words) if generator.random() < self.noise else shortest_way(env)[0]
 
 
 def build_teacher(name: str, patience: int | None, noise: float) -> Walker:
-    return Walker(name)
+    return Walker(noise)
+
+
+def describe_expert(options: ExpertOptions, rows: Any) -> str:
+    return f"SFT on shortest ways, of which {options.noise:.0%} of the actions are random"
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,7 @@ class MiniGridTask(GymnasiumTask):
 
     @property
     def train_defaults(self) -> Mapping[str, Any]:
-        names = Setting("careful", "Who makes the demonstrations.", ("careful", "shortest"))
-        teacher = {"factory": f"{__file__}:build_teacher", "name": names}
+        teacher = {"factory": f"{__file__}:build_teacher", "name": "shortest"}
         return {**super().train_defaults, "warm_start": {"teacher": teacher}}
 
     def describe(self, env: GymnasiumEnv) -> Mapping[str, Any]:

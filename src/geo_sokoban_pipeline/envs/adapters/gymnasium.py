@@ -10,17 +10,19 @@ on follows from the seed of the episode.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Real
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from geo_sokoban_pipeline.config.base import Seed, StrictModel, validate_parameters, with_defaults
+from geo_sokoban_pipeline.config.base import Seed, StrictModel, refuse_first, validate_parameters, with_defaults
 from geo_sokoban_pipeline.config.data import DataOptions, SplitCounts, SplitShares
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import ExpertOptions
@@ -97,7 +99,7 @@ class GymnasiumEnv:
         given, self._actions = self.options.actions, dict[str, Any]()
         self._parse: Callable[[str, Any], Any] | None = None
         if isinstance(given, str):
-            self._parse = load_object(given, default_name="parse_action")
+            self._parse = _load("actions", partial(load_object, default_name="parse_action"), given)
         else:
             self._actions = _check_actions(given, self.env.action_space)
         self._restart(None)
@@ -152,11 +154,12 @@ class GymnasiumEnv:
             return self._observe(), False, {"raw_action": text, "parsed_actions": [], "turn_reward": 0.0}
         word, action = chosen
         self._seen, reward, terminated, truncated, info = self.env.step(action)
+        if not math.isfinite(reward):
+            raise ValueError(f"{self.env}: its reward for {word} is {reward}; rewards must be finite.")
         self.steps += 1
         self.turn_rewards.append(float(reward))
         self._truncated = bool(truncated)
         self.done = bool(terminated) or self._truncated
-        plain = {name: value for name, value in info.items() if isinstance(value, bool | int | float | str)}
         if "is_success" in info:
             self._succeeded = bool(info["is_success"])
         return (
@@ -167,7 +170,7 @@ class GymnasiumEnv:
                 "parsed_actions": [word],
                 "turn_reward": self.turn_rewards[-1],
                 "truncated": self._truncated,
-                "info": plain,
+                "info": {name: value for name, value in info.items() if _is_plain(value)},
             },
         )
 
@@ -256,6 +259,23 @@ class GymnasiumEnv:
         self.env.close()
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value of an info can be stored."""
+    return isinstance(value, str) or (isinstance(value, Real) and math.isfinite(value))
+
+
+def _load(field: str, load: Callable[[str], Any], name: str) -> Any:
+    """What an argument names.
+
+    Raises:
+        ValueError: it cannot be found.
+    """
+    try:
+        return load(name)
+    except PluginError as error:
+        raise ValueError(f"env.args.{field}: {error}.") from error
+
+
 def _check_actions(actions: Mapping[str, Any], space: Any) -> dict[str, Any]:
     """Actions by their words in lower case.
 
@@ -287,7 +307,7 @@ def _make(name: str, options: GymnasiumOptions) -> Any:
 
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen, and looks for none
     for module in options.imports:
-        load_module(module)
+        _load("imports", load_module, module)
     drawn = {"render_mode": "rgb_array"} if options.image == "render" else {}
     try:
         # The checker warns of what a step returns; here each value is checked, and a wrong one is an error.
@@ -301,7 +321,7 @@ def _make(name: str, options: GymnasiumOptions) -> Any:
     except TypeError as error:
         raise ValueError(f"env.args.kwargs={options.kwargs}: {' '.join(str(error).split())}.") from error
     for wrapper in options.wrappers:
-        env = load_object(wrapper)(env)
+        env = _load("wrappers", load_object, wrapper)(env)
     return env
 
 
@@ -446,9 +466,10 @@ class GymnasiumTask(Task):
         """Node: the prompts of each split."""
         import pandas as pd
 
-        options = validate_parameters(parameters, self.data_config, prefix=self.name)
+        options: Any = validate_parameters(parameters, self.data_config, prefix=self.name)
         wanted = {split: getattr(options.counts, split) or 0 for split in SPLITS}
         total = sum(wanted.values())
+        refuse_first((not total, f"{self.name}.counts are all 0; name at least one level."))
         alike: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in (self._row(options, number) for number in range(total)):
             alike[content_hash(row["prompt"], *row["images"])].append(row)
@@ -457,12 +478,9 @@ class GymnasiumTask(Task):
         return tuple(pd.DataFrame([row for key in parts[split] for row in alike[key]]) for split in SPLITS)
 
     def report_data(self, *tables: Any) -> dict[str, Any]:
-        """Node: numbers of prompts, and of different ones, by split."""
+        """Node: numbers of prompts by split."""
         *frames, _ = tables
-        splits = {
-            split: {"prompts": len(frame), "different": frame["images"].map(tuple).nunique()}
-            for split, frame in zip(SPLITS, frames, strict=True)
-        }
+        splits = {split: {"prompts": len(frame)} for split, frame in zip(SPLITS, frames, strict=True)}
         return {"source": "generate", "splits": splits}
 
     def check_data_fits(self, data: Any, options: TrainOptions) -> None:
@@ -477,5 +495,5 @@ class GymnasiumTask(Task):
         if not isinstance(options.env.args.get("actions"), str):
             agents["random"] = ExpertOptions(factory=EXPERT, name="random")
         if options.warm_start.steps and expert.factory != EXPERT:
-            agents[expert_label(expert, EXPERT)] = expert
+            agents[expert_label(expert, self.train_defaults["warm_start"]["teacher"]["factory"])] = expert
         return agents
