@@ -32,8 +32,8 @@ train_lake:
 
 
 def code_of(language: str) -> str:
-    """The page's only block of a language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    """The page's last block of a language."""
+    *_, found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     return str(found)
 
 
