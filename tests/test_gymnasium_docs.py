@@ -20,14 +20,14 @@ PAGE = (ROOT / "docs" / "gymnasium.md").read_text(encoding="utf-8")
 POINTS = ((f"{Event.SFT_STEP}:*", 12), ("after_save:train_lake.trajectories", 3))  # the first is the order to rewind
 TINY = """
 lake:
-  counts: {train: 32, validation: 8, eval: 16}
+  counts: {train: 16, validation: 4, eval: 6}
 train_lake:
   warm_start:
-    {steps: 24, episodes_per_step: 8, learning_rate: 0.003, warmup_steps: 2, validate_every: 12, validation_episodes: 4}
+    {steps: 24, episodes_per_step: 4, learning_rate: 0.003, warmup_steps: 2, validate_every: 12, validation_episodes: 4}
   rollout: {max_turns: 4}
-  grpo: {groups: 3, group_size: 8, groups_per_step: 3, filter: none}
-  optimizer: {warmup_iterations: 1, schedule_iterations: 3}
-  loop: {iterations: 3, eval_interval: 1, eval_prompts: 8, keep_last: 2}
+  grpo: {groups: 2, group_size: 8, groups_per_step: 2, filter: none}
+  optimizer: {warmup_iterations: 1, schedule_iterations: 2}
+  loop: {iterations: 2, eval_interval: 1, eval_prompts: 4, keep_last: 2}
 """
 
 
