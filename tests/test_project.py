@@ -159,7 +159,9 @@ def test_everything_imported_is_required():
     others = foreign(imports_of("tests", "benchmarks", "notebooks", "scripts", "docs"))
     folders = ("", "tests", "benchmarks", "scripts", "scripts/gpu_check", "scripts/sglang_cpu")
     own = {path.stem for folder in folders for path in (ROOT / folder).iterdir()}
-    known = modules_of("dependencies", "viz", "notebooks", "dev", "gym", "wandb", "inspect", "megatron", "ray")
+    known = modules_of(
+        "dependencies", "viz", "notebooks", "dev", "gym", "wandb", "inspect", "reasoning", "megatron", "ray"
+    )
     assert others - own - ELSEWHERE <= known
 
 

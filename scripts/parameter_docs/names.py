@@ -179,6 +179,7 @@ UNITS = {
     "continuations": "continuations",
     "visits": "groups",
     "first_continuations": "continuations",
+    "each": "continuations",
     # Pre-flight, control, studies
     "imitation_steps": "optimizer steps",
     "rows": "rows",

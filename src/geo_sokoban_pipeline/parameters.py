@@ -103,7 +103,11 @@ def _studies() -> dict[str, Any]:
     definition = create_model("StudyDefinition", __base__=study.StudyDefinition, **overrides, evaluations=sets)
     for model in (further, definition):
         model.__doc__, model.TASKS = model.__base__.__doc__, tuple(TASKS)
-    named = {name: (task, meaning) for task in TASKS.values() for name, meaning in task.studies.items()}
+    named = {
+        name: (task, meaning)
+        for task in TASKS.values()
+        for name, meaning in {**task.studies, **task.comparisons}.items()
+    }
     options = with_defaults(study.StudyOptions, {"name": Setting("default", choices=("default", *named))})
     sections: dict[str, Any] = {
         "study": (options, Field(default_factory=options, description="Which study runs, and how."))

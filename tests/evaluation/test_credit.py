@@ -187,7 +187,7 @@ def test_the_table_has_every_advantage():
     """That of another policy is none of them. A row of the user's has neither filter nor scale unless it says so."""
     recipe = GrpoOptions(advantage_args={"gamma": 0.9})
     found = name_estimators(recipe, {"mine": {"advantage": "rloo", "filter": "zero_variance"}})
-    assert {one.advantage for one in found.values()} == ESTIMATORS["advantage"].keys() - {"distillation"}
+    assert {one.advantage for one in found.values()} == ESTIMATORS["advantage"].keys() - {"distillation", "vine"}
     assert found[RECIPE] == recipe and found["turn_return"].advantage_args["gamma"] == 0.95
     assert (found["grpo"].filter, found["grpo"].normalize, found["grpo"].advantage_clip) == ("none", "none", None)
     assert (found["mine"].filter, found["mine"].normalize) == ("zero_variance", "none")

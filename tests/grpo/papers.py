@@ -90,6 +90,20 @@ def gigpo_of_the_paper(episodes, gamma, omega, scale):
     return rows
 
 
+def vine_of_the_paper(episodes):
+    rows = []
+    for i, (reward, measured) in enumerate(zip(episodes.reward, episodes.state_values, strict=True)):
+        others = [r for j, r in enumerate(episodes.reward) if episodes.group[j] == episodes.group[i] and j != i]
+        values = [statistics.fmean(others) if others else reward, *measured[1:], reward]
+        row = []
+        for k in range(len(measured)):
+            before = next(v for v in reversed(values[: k + 1]) if not math.isnan(v))
+            after = next(v for v in values[k + 1 :] if not math.isnan(v))
+            row.append(after - before)
+        rows.append(row)
+    return rows
+
+
 def distillation_of_the_paper(episodes, teacher):
     return [[statistics.fmean(gaps)] for gaps in episodes.teacher_gaps]
 
@@ -102,5 +116,6 @@ PAPER = {
     "reinforce_pp_baseline": lambda episodes: reinforce_pp_of_the_paper(episodes, baseline=True),
     "turn_return": turn_return_of_the_paper,
     "gigpo": lambda episodes, gamma, omega=1.0, scale="std": gigpo_of_the_paper(episodes, gamma, omega, scale),
+    "vine": vine_of_the_paper,
     "distillation": distillation_of_the_paper,
 }

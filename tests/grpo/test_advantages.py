@@ -35,6 +35,7 @@ OPTIONS = {
         for scale in ("std", "none")
     ],
     "gigpo": [{"gamma": 0.95, "omega": 0.7}, {"gamma": 1.0, "scale": "none"}],
+    "vine": [{}],
     "distillation": [DISTILLATION],
 }
 CASES = [pytest.param(name, st.sampled_from(options), id=name) for name, options in OPTIONS.items()]
@@ -62,6 +63,7 @@ def table(reward, group=None, lengths=None, **fields):
         reward=np.array(reward, np.float64),
         trained=np.array(fields.pop("trained", [True] * count), np.bool_),
         lengths=[np.array(row, np.int64) for row in given_lengths],
+        state_values=fields.pop("state_values", [np.full(len(row), np.nan) for row in given_lengths]),
         **fields,
     )
 
@@ -164,6 +166,21 @@ def test_groups_in_groups(scale, expected):
     assert_rows(estimate("gigpo", episodes, gamma=0.95, scale=scale), expected, rtol=0, atol=5e-7)
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # The value of a prompt is the mean reward of the other episodes.
+        ([[None, 0.25, 1], [None, 0.75], [None]], [[-0.25, 0.75, 0], [-0.25, -0.75], [0.5]]),
+        # Responses up to the next measured state share its gain.
+        ([[None, None, 0.75], [None, None], [None]], [[0.25, 0.25, 0.25], [-1, -1], [0.5]]),
+    ],
+)
+def test_values_of_states(values, expected):
+    measured = [np.array(row, np.float64) for row in values]
+    found = estimate("vine", turns([[0, 0, 1], [0, 0], [1]], state_values=measured))
+    assert_rows(found, expected, rtol=0, atol=1e-12)
+
+
 def test_distillation():
     gaps = token_advantages([-1.0, -0.5], [-2.0, -0.25])
     assert gaps.tolist() == [1.0, -0.25]
@@ -206,13 +223,14 @@ def random_iteration(count, seed):
         keys,
         lengths=lengths,
         trained=random.random(count) < 0.6,
+        state_values=[np.where(random.random(len(row)) < 0.5, random.normal(size=len(row)), np.nan) for row in rewards],
         teacher_gaps=[random.normal(size=row.sum()) for row in lengths],
     )
 
 
 def ordered(episodes, places):
     """The episodes in another order, with other numbers for their groups."""
-    lists = ("lengths", "turn_rewards", "state_keys", "teacher_gaps")
+    lists = ("lengths", "turn_rewards", "state_keys", "state_values", "teacher_gaps")
     return replace(
         episodes,
         group=7 - 3 * episodes.group[places],

@@ -48,6 +48,29 @@ def test_merge(base, changes, merged):
     assert repr(base) == before
 
 
+def test_compared_recipes_begin_with_the_warm_start_of_their_seed():
+    recipes = {"rloo": {"grpo": {"advantage": "rloo"}}, "short": {"loop": {"iterations": 9}}}
+    train = {"loop": {"eval_interval": 0}}
+    members = plan({"seeds": [3, 1], "train": train, "recipes": recipes}, name="estimators")
+    found = {member.run_id: member for member in members}
+    assert list(found) == [f"estimators-seed{seed}{end}" for seed in (3, 1) for end in ("", "-rloo", "-short")]
+    own, rloo, short = (found[f"estimators-seed3{end}"] for end in ("", "-rloo", "-short"))
+    assert (rloo.kind, rloo.part, rloo.after, own.part) == ("train", "rloo", own.run_id, "")
+    given, base = (member.parameters["train_sokoban"] for member in (rloo, own))
+    assert given["policy"]["path"] == str(own.models / "policy") and given["warm_start"]["steps"] == 0
+    assert given["grpo"]["advantage"] == "rloo" and given["loop"] == base["loop"]
+    assert short.parameters["train_sokoban"]["loop"] == {**base["loop"], "iterations": 9}
+    longer = plan(
+        {"seeds": [3, 1], "train": {**train, "warm_start": {"steps": 7}}, "recipes": recipes}, name="estimators"
+    )
+    assert longer[1].run_id == "estimators-seed3-rloo" and longer[1].parameters != rloo.parameters
+    for wrong in ({"seeds": [3]}, {"controls": ["teacher"], "recipes": {"teacher": {}}}):
+        with pytest.raises(ValueError, match="recipes"):
+            plan({"seeds": [3, 1], "recipes": recipes, **wrong})
+    with pytest.raises(ParameterError, match=r"study_default\.recipes\.wrong\.train"):
+        plan({"recipes": {"wrong": {"grpo": {"advantage": "nothing"}}}})
+
+
 def test_longest_first_and_each_after_what_it_needs():
     sets = [{"name": "longer", "title": "Longer", "sokoban": {"max_solution": 12}}]
     members = plan({"seeds": [3, 1], "controls": ["teacher", "optimal"], "evaluations": sets})
@@ -154,19 +177,22 @@ def test_a_password_reaches_no_file_of_a_member():
         plan_members("default", section_model("study_default").model_validate({"seeds": [1]}), base, ROOT)
 
 
-@pytest.mark.parametrize("name", ["default", "one_behind", "from_zero", "long", "geo3k", "geo3k_multi_turn"])
+STUDIES = {name: study for path in (CONF / "studies").iterdir() for name, study in read(f"studies/{path.stem}").items()}
+
+
+@pytest.mark.parametrize("name", STUDIES)
 def test_the_studies_of_the_project_can_be_planned(name):
-    study = read(f"studies/{name}")[f"study_{name}"]
-    task = study.get("task", "sokoban")
-    counts = {"counts": {"train": 8, "validation": 4, "eval": 4}}
+    study = section_model(name).model_validate(STUDIES[name])
+    task, counts = study.task, {"counts": {"train": 8, "validation": 4, "eval": 4}}
     base = BASE | {f"train_{task}": read(f"train_{task}")[f"train_{task}"], task: {} if task == "sokoban" else counts}
-    members = plan_members(name, section_model("study_default").model_validate(study), base, ROOT)
+    members = plan_members(name.removeprefix("study_"), study, base, ROOT)
     assert len({member.run_id for member in members}) == len(members)
     assert {member.pipelines[-1] for member in members} <= {
         f"{kind}_{task}" for kind in ("train", "control", "evaluate")
     }
     assert {f"train_{task}", task} <= members[0].parameters.keys()
-    assert sum(member.kind == "train" for member in members) == len(study["seeds"]) + len(study.get("beside", ()))
+    runs = [member for member in members if member.kind == "train"]
+    assert len(runs) == len(study.seeds) * (1 + len(study.recipes)) + len(study.beside)
 
 
 def test_finished_are_members_with_the_same_parameters_and_all_files(tmp_path):

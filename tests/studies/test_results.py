@@ -125,6 +125,8 @@ def write_member(member: StudyRun, at: int) -> None:
         for number in range(203):
             row = {"iteration": number, "perf/cpu_time": 1.0, "perf/save_cpu_time": 0.5}
             row["perf/memory_gb"] = (2.0 if number < 100 else 3.0) + at
+            if member.part and number > 1:
+                row["train/pg_clipfrac"] = 0.25 if number % 3 else 0.5
             # Not `write_json`, which waits for the disk each time.
             (metrics / f"iter={number:05d}.json").write_text(json.dumps(row), encoding="utf-8")
     elif member.kind == "control":
@@ -199,3 +201,32 @@ def test_results_of_a_study_are_those_of_its_members(tmp_path):
         del row["clusters"]
     write_json(members[0].summary, old)
     assert "intervals" not in collect_results("tried", study, members, folder)
+
+
+def test_a_compared_recipe_is_in_the_table_once_all_its_seeds_are_finished(tmp_path):
+    recipes = {name: {"grpo": {"advantage": name}} for name in ("rloo", "dr_grpo")}
+    study = section_model("study_default").model_validate({"seeds": [4, 7], "recipes": recipes})
+    members = plan_members("tried", study, {"train_sokoban": {}, "sokoban": {}, "tracking": {}}, tmp_path)
+    folder = StudyFolder.of(tmp_path, "tried")
+    done = [member for member in members if member.run_id != "tried-seed7-dr_grpo"]
+    for member in done:
+        write_member(member, at=(member.seed == 7) + (member.part == "rloo"))
+        folder.write_record(member, 60.0, workers=1, maker={"cores": 2})
+    write_table(tmp_path, "a", "prompts", layout_hash=["w"], level_hash=["1"])
+    write_table(tmp_path, "a", "eval_prompts", layout_hash=["y"], level_hash=["3"])
+    results = collect_results("tried", study, done, folder)
+    assert [seed["run_id"] for seed in results["seeds"]] == ["tried-seed4", "tried-seed7"]
+    assert results["planned"] == recipes
+    own, rloo = results["recipes"]
+    same = {"cpu_seconds": 304.5, "iterations": 203, "greedy": [5, 8]}
+    assert own == {
+        "name": "",
+        "changes": {},
+        "seeds": [
+            {"seed": seed, "sampled": [solved, 8], **same, "clipped": None, "weights_clipped": None}
+            for seed, solved in ((4, 6), (7, 7))
+        ],
+    }
+    assert (rloo["name"], rloo["changes"]) == ("rloo", {"grpo": {"advantage": "rloo"}})
+    assert [seed["sampled"] for seed in rloo["seeds"]] == [[7, 8], [8, 8]]
+    assert rloo["seeds"][0]["clipped"] == pytest.approx((134 * 0.25 + 67 * 0.5) / 201)

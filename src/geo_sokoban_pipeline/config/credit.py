@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from geo_sokoban_pipeline.config.base import Count, Iterations
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, RolloutPipelineOptions, SourceOptions
 
-# The registered advantages that need no further model, and their kinds.
+# The registered advantages that need no further model and no continuations, and their kinds.
 _ROWS: tuple[dict[str, Any], ...] = (
     {"advantage": "grpo"},
     {"advantage": "dr_grpo"},

@@ -67,6 +67,15 @@ class DistillationArguments(StrictModel):
     )
 
 
+class VineArguments(StrictModel):
+    """Continuations by which the values of states are measured."""
+
+    continuations: Count = Field(
+        512, description="Continuations an iteration at most, over all its groups with a signal."
+    )
+    each: Count = Field(8, description="Continuations of each measured state.")
+
+
 class PpoArguments(StrictModel):
     """Clipped ratios of tokens."""
 
@@ -152,6 +161,7 @@ ESTIMATORS: Mapping[Kind, Mapping[str, Registered]] = {
         "reinforce_pp_baseline": Registered("advantages.reinforce_pp.reinforce_pp_baseline"),
         "turn_return": Registered("advantages.turn_return.turn_return", TurnReturnArguments),
         "gigpo": Registered("advantages.gigpo.gigpo", GigpoArguments),
+        "vine": Registered("advantages.vine.vine", VineArguments),
         "distillation": Registered("advantages.distillation.distillation", DistillationArguments),
     },
     "loss": {

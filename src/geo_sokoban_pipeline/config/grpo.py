@@ -167,6 +167,11 @@ class GrpoOptions(StrictModel):
                 "reduction=constant needs constant_denominator.",
             ),
             (
+                self.advantage == "vine" and self.overlong is not None,
+                "overlong with advantage=vine: measured values are of the reward without the penalty; take another "
+                "advantage, or leave overlong out.",
+            ),
+            (
                 self.importance != "none" and self.old_log_probs != "recompute",
                 f"importance={self.importance} needs old_log_probs=recompute: without a fresh pass there is no gap to "
                 "correct.",

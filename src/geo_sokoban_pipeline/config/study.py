@@ -107,6 +107,12 @@ class StudyDefinition(DataOverrides):
     )
     train: dict[str, Any] = Field(default_factory=dict, description="Overrides of train_<task>.")
     controls: tuple[Imitated, ...] = Field((), description="Controls of every seed.")
+    recipes: dict[SetName, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Recipes that are compared with the study's own, by name: overrides of `train`. Each begins with "
+        "the warm start of the study's own run of its seed. A recipe whose iteration costs more needs fewer of them "
+        "(`loop.iterations`): the table says what each has spent.",
+    )
     max_minutes: float | None = Field(
         None, gt=0, le=43_200, description="Budget of a whole run in minutes. None: none."
     )
@@ -132,9 +138,17 @@ class StudyDefinition(DataOverrides):
             ("chosen_on", list(self.chosen_on)),
             ("controls", list(self.controls)),
             ("evaluations", [further.name for further in self.evaluations]),
+            (
+                "recipes, controls and evaluations",
+                [*self.recipes, *self.controls, *(one.name for one in self.evaluations)],
+            ),
         ):
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} names something twice: {', '.join(map(str, values))}.")
+        if self.recipes and len(self.seeds) < 2:
+            raise ValueError(
+                f"recipes with the one seed {self.seeds[0]}: differences are compared over seeds; give more."
+            )
         for one in (self, *self.evaluations):
             one.data(self.task)
         return self
@@ -154,10 +168,14 @@ class StudyOptions(StrictModel):
         "thread as it has cores, up to train_<task>.processes. None: one run per core. 1: one after another, in the "
         "minutes of a run that is alone on the machine.",
     )
+    recipes: tuple[str, ...] | None = Field(
+        None,
+        description="Compared recipes that run now. None: all. The table has all that are finished for every seed.",
+    )
     docs: str | None = Field(
         "docs",
-        description="Folder whose learning.md, studies, results and img are written, and the README.md beside it; "
-        "relative to the project. None: nothing outside the data root is written.",
+        description="Folder whose learning.md, estimators.md, studies, results and img are written, and the README.md "
+        "beside it; relative to the project. None: nothing outside the data root is written.",
     )
 
 

@@ -217,6 +217,7 @@ class Task(Protocol):
         report: words and tables of reports and studies.
         studies: names and descriptions of the studies `study_<study>` of the pipeline `study_<name>`; the first one is
             its default.
+        comparisons: further ones, which compare recipes; their page is `docs/estimators.md`.
         further_studies: names of other tasks' studies in the same pipeline.
     """
 
@@ -240,6 +241,7 @@ class Task(Protocol):
     breakdowns: Sequence[Breakdown] = ()
     report: TaskReport = TaskReport()
     studies: Mapping[str, str] = MappingProxyType({})
+    comparisons: Mapping[str, str] = MappingProxyType({})
     further_studies: Sequence[str] = ()
 
     @property

@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.evaluation.forks import ForkedTurn, history_of
 from geo_sokoban_pipeline.grpo.estimators import load_estimator
 from geo_sokoban_pipeline.grpo.groups import Floats
-from geo_sokoban_pipeline.grpo.scoring import assistant_turns, score_groups
+from geo_sokoban_pipeline.grpo.scoring import assistant_turns, score_groups, state_values
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -251,8 +251,11 @@ def estimate_turns(
     Args:
         episodes: with a reward; the episodes of an iteration are estimated together, as in the loop.
     """
-    if load_estimator("advantage", options).per_token:
+    estimator = load_estimator("advantage", options)
+    if estimator.per_token:
         raise ValueError("its advantages are those of tokens, by a further model that has scored no episode here")
+    if estimator.forks is not None and not any(np.isfinite(state_values(episode)).any() for episode in episodes):
+        raise ValueError("it needs values of states, which only rollouts with this grpo.advantage measure")
     found: dict[int, list[float]] = {}
     for iteration in dict.fromkeys(episode.iteration for episode in episodes):
         places = [place for place, episode in enumerate(episodes) if episode.iteration == iteration]

@@ -56,10 +56,10 @@ class Node:
     history: str
     row: Mapping[str, Any]
     past: tuple[Result, ...]
-    texts: tuple[str, ...]
-    reseed_at: int | None
-    sampler: Sampler
     parent: str
+    reseed_at: int | None = None
+    texts: tuple[str, ...] = ()
+    sampler: Sampler = (None, "")
     env_seed: int | None = None
 
     @property
@@ -320,6 +320,25 @@ def value_nodes(
         value, success = values[index].value, values[index].success
         values[index] = replace(values[index], low=value, high=value, success_low=success, success_high=success)
     return values
+
+
+def play_nodes(
+    nodes: Sequence[Node],
+    numbers: Sequence[int],
+    root: int,
+    roll_out: Callable[[Sequence[EpisodeRequest]], Sequence[Trajectory]],
+) -> list[list[Outcome]]:
+    """Continue from each node by a rollout; the ends of these continuations, by node.
+
+    Args:
+        numbers: of the continuations of each node.
+        root: seed that all seeds follow from.
+        roll_out: the episodes of these requests.
+    """
+    ends: list[list[Outcome]] = [[] for _ in nodes]
+    for episode in roll_out([one for place, node in enumerate(nodes) for one in node.requests(place, root, numbers)]):
+        ends[episode.group_index].append(Outcome.of(episode.reward, episode.metrics))
+    return ends
 
 
 def _differ(ends: Sequence[Outcome]) -> bool:

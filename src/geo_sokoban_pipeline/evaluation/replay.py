@@ -27,7 +27,8 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions
 from geo_sokoban_pipeline.envs.base import Task, takes_seed
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
+from geo_sokoban_pipeline.grpo.estimators import load_estimator
+from geo_sokoban_pipeline.grpo.scoring import STATE_VALUE, apply_scores, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.episode import (
     Episode,
@@ -221,6 +222,8 @@ def _compare_turns(stored: Sequence[Turn], replayed: Sequence[Turn]) -> Iterator
     for number, (one, other) in enumerate(zip(stored, replayed, strict=False)):
         for name in _TURN_FIELDS:
             before, now = getattr(one, name), getattr(other, name)
+            if name == "info":  # values are no part of the episode
+                before = {key: value for key, value in before.items() if key != STATE_VALUE}
             if before != now and (name != "info" or before != json.loads(to_json(now))):
                 yield _difference(f"turn {number}, {name}", before, now)
     if len(stored) != len(replayed):
@@ -288,6 +291,11 @@ def regrade_episodes(
     Raises:
         RegradeError: an episode's prompt is missing, its replay fails, or the policy would have seen something else.
     """
+    if load_estimator("advantage", grpo).forks is not None:
+        raise RegradeError(
+            f"grpo.advantage={grpo.advantage}: the stored values of states are of the stored rewards, and regrading "
+            "samples no continuations; choose another advantage, or roll out again with rollout_*."
+        )
     replayed = replayer.replay(stored, rows)
     regraded = [_merge(episode, replayed.get(episode.trajectory_id)) for episode in stored]
     apply_scores(regraded, score_groups(regraded, grpo, replayer.task, replayer.reward.args))

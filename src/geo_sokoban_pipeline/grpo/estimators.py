@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.config.estimators import Kind, registered
+from geo_sokoban_pipeline.config.estimators import Kind, VineArguments, registered
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.formats import type_name
@@ -64,6 +64,14 @@ class Estimator:
     def reads_tokens(self) -> bool:
         """Whether it reads numbers of tokens; of own code, unless it says that it does not."""
         return bool(getattr(self.function, "reads_tokens", True))
+
+    @property
+    def forks(self) -> VineArguments | None:
+        """The continuations that it needs; None: it needs none."""
+        if not getattr(self.function, "forks", False):
+            return None
+        given = self.args if self.is_own else self.args.model_dump()
+        return VineArguments.model_validate({name: given[name] for name in VineArguments.model_fields if name in given})
 
     @property
     def per_token(self) -> bool:

@@ -38,6 +38,8 @@ class Episodes:
         state_keys: n_e keys per episode: the state before each response. Equal keys within a group are equal states.
         success: whether each episode reached its goal; None for a task without one.
         versions: (N,) int64 newest policy version that sampled a token of the episode.
+        state_values: one (n_e,) float64 per episode: the value of the state before each response by continuations from
+            it, NaN where it is not measured.
         teacher_gaps: one (tokens,) float64 per episode: log-prob under the teacher less that under the policy, of its
             sampled tokens; empty where no teacher has scored it.
     """
@@ -50,11 +52,17 @@ class Episodes:
     state_keys: Sequence[Sequence[Hashable]] = ()
     success: Sequence[bool | None] = ()
     versions: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    state_values: Sequence[Floats] = ()
     teacher_gaps: Sequence[Floats] = ()
 
 
 def advantage(
-    *, zero_on_equal_groups: bool, turn_rewards: bool = False, per_token: bool = False, reads_tokens: bool = False
+    *,
+    zero_on_equal_groups: bool,
+    turn_rewards: bool = False,
+    per_token: bool = False,
+    reads_tokens: bool = False,
+    forks: bool = False,
 ) -> Callable[[Function], Function]:
     """Declare what an advantage promises and needs; a function of one's own may set the attributes itself.
 
@@ -64,6 +72,7 @@ def advantage(
         turn_rewards: it needs `Episodes.turn_rewards`, so a reward without them is refused, with the reason.
         per_token: its numbers are means over tokens, which the update trains one by one; `grpo.normalize` leaves them.
         reads_tokens: it reads numbers of tokens, so that an audit of episodes without tokens cannot compute it again.
+        forks: it reads `Episodes.state_values`; `continuations` and `each` among its arguments are those of `vine`.
     """
 
     def declare(function: Function) -> Function:
@@ -72,6 +81,7 @@ def advantage(
             turn_rewards=turn_rewards,
             per_token=per_token,
             reads_tokens=reads_tokens,
+            forks=forks,
         )
         return function
 

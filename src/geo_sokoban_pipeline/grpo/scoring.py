@@ -40,6 +40,8 @@ _AS_STORED = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY  # a state is the
 FilterKind = Literal["none", "zero_variance", "mixed_success"]
 # In the info of a turn: the part of the reward that the reward function itself gave it.
 REWARD_PART = "reward_function.part"
+# The value of the state before a turn, by continuations.
+STATE_VALUE = "forks.value"
 # Why a group is not trained.
 EMPTY = "empty"
 ZERO_STD = "zero_std"
@@ -325,8 +327,14 @@ def _describe(graded: Sequence[Trajectory], turn_credits: list[Floats] | None, o
         state_keys=[_state_keys(episode) for episode in graded],
         success=[is_solved(episode) for episode in graded],
         versions=np.array([max(_versions(episode), default=-1) for episode in graded], np.int64),
+        state_values=[state_values(episode) for episode in graded],
         teacher_gaps=[teacher_gaps(episode, options) for episode in graded],
     )
+
+
+def state_values(episode: Trajectory) -> Floats:
+    """(turns,) values of the states before its responses by continuations; NaN where they are not measured."""
+    return np.array([turn.info.get(STATE_VALUE, np.nan) for turn in assistant_turns(episode)], np.float64)
 
 
 def overlong_penalty(lengths: ArrayLike, options: OverlongOptions) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.formats import DASH, number
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart_file
+from geo_sokoban_pipeline.reporting.recipe_tables import render_recipes
 from geo_sokoban_pipeline.reporting.study_tables import (
     MODES,
     Results,
@@ -34,6 +35,7 @@ _STAGES = (("warm_start", "warm"), ("control_optimal", "solver"), ("control_teac
 _TABLES = {"default": "readme:results"}
 _LINES = {name: f"readme:{name}" for task in TASKS.values() for name in task.studies if name != "default"}
 README_MARKERS = {**_TABLES, **_LINES}
+COMPARISONS = tuple(name for task in TASKS.values() for name in task.comparisons)  # of recipes; a page of their own
 Points = list[tuple[float, float]]
 
 
@@ -206,11 +208,10 @@ def render_docs(docs: Path, results: Mapping[str, Any]) -> dict[str, str]:
         MarkerError: a document has no markers for this study.
     """
     name = results["study"]
-    texts = {
-        docs / "results" / f"{name}.json": to_json(results),
-        docs / "img" / f"learning_{name}.svg": draw_study(results),
-        docs / "studies" / f"{name}.md": f"{render_tables(results)}\n",
-    }
+    texts = {docs / "results" / f"{name}.json": to_json(results)}
+    if name not in COMPARISONS:
+        texts[docs / "img" / f"learning_{name}.svg"] = draw_study(results)
+        texts[docs / "studies" / f"{name}.md"] = f"{render_tables(results)}\n"
     for (path, marker), content in zip(_documents(docs, name), render_sections(results), strict=True):
         texts[path] = replace_section(path.read_text(encoding="utf-8"), marker, content, path)
     return {path.relative_to(docs.parent).as_posix(): text for path, text in texts.items()}
@@ -219,6 +220,8 @@ def render_docs(docs: Path, results: Mapping[str, Any]) -> dict[str, str]:
 def render_sections(results: Mapping[str, Any]) -> list[str]:
     """Text of each document's section, in the order of the documents."""
     name = results["study"]
+    if name in COMPARISONS:
+        return [render_recipes(results)]
     render = {**dict.fromkeys(_TABLES, render_readme), **dict.fromkeys(_LINES, render_readme_line)}
     return [render_summary(results), *([render[name](results)] if name in render else [])]
 
@@ -226,4 +229,5 @@ def render_sections(results: Mapping[str, Any]) -> list[str]:
 def _documents(docs: Path, name: str) -> list[tuple[Path, str]]:
     """(document, marker) of each section that a study fills."""
     readme = [(docs.parent / "README.md", README_MARKERS[name])] if name in README_MARKERS else []
-    return [(docs / "learning.md", study_marker(name)), *readme]
+    page = "estimators" if name in COMPARISONS else "learning"
+    return [(docs / f"{page}.md", study_marker(name)), *readme]

@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.tasks import task_of
 Kind = Literal["train", "control", "evaluate"]
 # Longest first, so that no worker is left alone with a long run at the end.
 _ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")
+_START = ("policy", "warm_start", "env", "reward")  # options that a warm start follows from
 Sections = Mapping[str, Mapping[str, Any]]
 
 
@@ -79,7 +80,7 @@ class StudyRun:
     Attributes:
         run_id: name, unique within the study.
         kind: what it does.
-        part: the control, or the set of prompts; empty for a training run.
+        part: the control, the set of prompts, or the compared recipe; empty for a run of the study's own recipe.
         seed: of the run.
         root: data root.
         params: what `--params` would give.
@@ -153,6 +154,14 @@ def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, 
     for seed in study.seeds:
         run_id = f"{name}-seed{seed}"
         members.append(_member(task, run_id, "train", "", seed, own, given, resolved))
+        start = {"source": "folder", "path": str(RunFolders.of(own, task.run, run_id).models / "policy")}
+        for recipe, changes in study.recipes.items():
+            train = merge(study.train, changes, {"policy": start, "warm_start": {"steps": 0}})
+            compared = {**base, **_override(task, base, train, data, share)}
+            everything = _resolve(f"study_{name}.recipes.{recipe}", task, compared)
+            # What the warm start was made with is not among them.
+            both = compared, {**everything, "start": {name: resolved[task.run][name] for name in _START}}
+            members.append(_member(task, f"{run_id}-{recipe}", "train", recipe, seed, own, *both, run_id))
         for imitate in study.controls:
             control = {f"control_{task.name}": {"source": {"run": task.run, "run_id": run_id}, "imitate": imitate}}
             both = {**given, **control}, {**resolved, **control}

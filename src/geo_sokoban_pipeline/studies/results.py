@@ -40,10 +40,11 @@ def collect_results(
         `least_spent`, `max_growth`, `bars`, `machine`, `made_with` (versions and machine by run id), `levels`
         (evaluation prompts), `intervals` (what the rows' intervals are over; a file without it has none), `seeds` (per
         seed: rows of the evaluation, CPU-seconds, minutes, memory, curves), `beside` (the same of further seeds),
-        `sets` (per further set: title, levels, rows per seed).
+        `sets` (per further set: title, levels, rows per seed); of a study that compares recipes, `planned` (changes of
+        each by its name), and `recipes` (see `_describe_recipes`).
     """
     check_prompts(members)
-    trained = [member for member in members if member.kind == "train"]
+    trained = [member for member in members if member.kind == "train" and not member.part]
     records = {member.run_id: folder.read_record(member) for member in members}
     described = {}
     for member in trained:
@@ -69,7 +70,46 @@ def collect_results(
         "seeds": [described[seed] for seed in study.seeds],
         "beside": [described[seed] for seed in study.beside],
         "sets": [_describe_set(further.name, further.title, members) for further in study.evaluations],
+        **({"planned": study.recipes, "recipes": _describe_recipes(study, members)} if study.recipes else {}),
     }
+
+
+def _describe_recipes(study: StudyDefinition, members: Sequence[StudyRun]) -> list[dict[str, Any]]:
+    """`name`, `changes` and `seeds` of each recipe that is finished for every seed; the first one is the study's own.
+
+    A seed has the solved and all episodes of the final policy by mode, CPU-seconds of GRPO, iterations, and the mean
+    shares of tokens that the loss and the importance rule have clipped (None: it has none).
+    """
+    from geo_sokoban_pipeline.training.sft import grpo_cpu_seconds
+
+    found = []
+    for name, changes in {"": {}, **study.recipes}.items():
+        own = {member.seed: member for member in members if member.kind == "train" and member.part == name}
+        if not own.keys() >= set(study.seeds):
+            continue
+        seeds = []
+        for seed in study.seeds:
+            member = own[seed]
+            metrics = RunStore(member.root).metrics(SourceOptions(run=f"train_{member.task}", run_id=member.run_id))
+            rows = evaluation_rows(read_json(member.summary), member.task)
+            seeds.append(
+                {
+                    "seed": seed,
+                    **{row["mode"]: [row["solved"], row["episodes"]] for row in rows if row["player"] == "final"},
+                    "cpu_seconds": round(grpo_cpu_seconds(metrics), 1),
+                    "iterations": len(metrics),
+                    "clipped": _mean(metrics, "train/pg_clipfrac"),
+                    "weights_clipped": _mean(metrics, "train/tis_clipfrac"),
+                }
+            )
+        found.append({"name": name, "changes": dict(changes), "seeds": seeds})
+    return found
+
+
+def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Mean over the iterations that have a metric; None: none has."""
+    values = [row[name] for row in metrics if row.get(name) is not None]
+    return fmean(values) if values else None
 
 
 def check_prompts(members: Sequence[StudyRun]) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.evaluation.rollouts import response_metrics
+from geo_sokoban_pipeline.grpo.estimators import load_estimator
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -31,6 +33,7 @@ from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.training.state_values import measure_states
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 Rows = Sequence[dict[str, Any]]
@@ -130,15 +133,23 @@ class Collector:
                 break
             wanted = min(grpo.groups - found, limit - len(chosen))
         most = grpo.groups if rollout.over_sampling > 1 else None
-        scores = score_groups(trajectories, grpo, task, self.options.reward.args, max_trained_groups=most)
+        given = trajectories, grpo, task, self.options.reward.args
+        scores = score_groups(*given, max_trained_groups=most)
         apply_scores(trajectories, scores)
+        seconds, measured = time.perf_counter() - began, dict[str, float]()
+        if (forks := load_estimator("advantage", grpo).forks) is not None:
+            rows = [self.prompts[prompt] for prompt in chosen]
+            root = derive_seed(self.seed, "forks", iteration)
+            measured = measure_states(trajectories, rows, forks, root, partial(self._call, iteration))
+            measured["perf/fork_time"] = time.perf_counter() - began - seconds
+            scores = score_groups(*given, max_trained_groups=most)
+            apply_scores(trajectories, scores)
         if rollout.partial:
             self.partial.keep(trajectories, dict(enumerate(chosen)))
         _update_solve_rates(sampler, chosen, trajectories)
-        seconds = time.perf_counter() - began
         processes = 1 if self.rollout_fn is None else rollout.workers or self.options.processes
         described = describe_rollout(trajectories, seconds, task.watched, processes)
-        return trajectories, {**described, **self.take_metrics(), **scores.metrics}
+        return trajectories, {**described, **measured, **self.take_metrics(), **scores.metrics}
 
     def _probe(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Scores of the groups so far, without the fallback of `grpo.min_groups`, which would hide scarce signal."""
@@ -175,23 +186,22 @@ class Collector:
             for group, plan in enumerate([*resumed, *new], start=first_group)
             for sample, (seed, past) in enumerate(zip(plan.seeds, plan.pasts, strict=True))
         ]
-        settings = RolloutSettings(
-            options.env,
-            options.reward,
-            options.rollout,
-            options.rollout.sampling,
-            iteration,
-            options.task,
-            self.engine.version,
-        )
-        roll_out = self.rollout_fn or load_rollout_fn(options.rollout)
         if options.rollout.over_sampling <= 1:
-            return roll_out(self.engine, self.policy, requests, settings)
+            return self._call(iteration, requests)
 
         def is_enough(complete: list[Trajectory]) -> bool:
             return self._probe(complete).trained_groups >= missing
 
-        return roll_out(self.engine, self.policy, requests, settings, enough=is_enough)
+        return self._call(iteration, requests, enough=is_enough)
+
+    def _call(self, iteration: int, requests: Sequence[EpisodeRequest], **enough: Any) -> list[Trajectory]:
+        """The rollout's episodes of these requests."""
+        options, rollout = self.options, self.options.rollout
+        settings = RolloutSettings(
+            options.env, options.reward, rollout, rollout.sampling, iteration, options.task, self.engine.version
+        )
+        roll_out = self.rollout_fn or load_rollout_fn(options.rollout)
+        return roll_out(self.engine, self.policy, requests, settings, **enough)
 
 
 def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:

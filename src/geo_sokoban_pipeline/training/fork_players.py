@@ -12,6 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from geo_sokoban_pipeline.config.grpo import ForkPipelineOptions, TrainOptions
@@ -19,7 +20,7 @@ from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.metrics import Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.evaluation.forks import Node, Outcome, Sampler
+from geo_sokoban_pipeline.evaluation.forks import Node, Outcome, Sampler, play_nodes
 from geo_sokoban_pipeline.evaluation.summary import play_agent
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -65,9 +66,10 @@ class PolicyPlayer:
         ends: list[list[Outcome]] = [[] for _ in nodes]
         for (version, sampling), places in chosen.items():
             self._open(version)
-            requests = [one for place in places for one in nodes[place].requests(place, self._seed, numbers)]
-            for episode in self._roll_out(requests, self._settings(sampling)):
-                ends[episode.group_index].append(Outcome.of(episode.reward, episode.metrics))
+            roll_out = partial(self._roll_out, settings=self._settings(sampling))
+            found = play_nodes([nodes[place] for place in places], numbers, self._seed, roll_out)
+            for place, own in zip(places, found, strict=True):
+                ends[place] = own
         return ends
 
     def _settings(self, sampling: str) -> RolloutSettings:

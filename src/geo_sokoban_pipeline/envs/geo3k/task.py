@@ -272,6 +272,7 @@ class AnswerTask(GeometryTask):
         "rollout": {"max_turns": 1, "max_tokens_per_turn": 24},
     }
     studies = {"geo3k": "The recipe of `make run-geo3k`."}
+    comparisons = {"losses": "Losses on geometry with one response, at equal cost."}
     further_studies = ("geo3k_multi_turn",)
 
 

@@ -126,6 +126,10 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         "from_zero": "GRPO after SFT on random legal moves.",
         "long": "One long run.",
     }
+    comparisons = {
+        "estimators": "Advantages and losses at equal cost.",
+        "importance": "Importance rules on episodes of older weights, at equal cost.",
+    }
 
     def check_data_fits(self, data: Any, options: TrainOptions) -> None:
         """Data and environment must draw alike: the first image of an episode is from the data, the others are not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,26 @@ def plan_study(
             command.check_root(root)
         if docs is not None:
             check_docs(docs, name)
+        if strange := set(options.recipes or ()) - definition.recipes.keys():
+            known = ", ".join(definition.recipes) or "there is none"
+            raise ParameterError(f"study.recipes: {min(strange)!r} is no recipe of study_{name} ({known}).")
+        if definition.recipes and name not in task.comparisons:
+            known = ", ".join(task.comparisons) or "none of this task"
+            raise ParameterError(f"study_{name}.recipes: studies that compare recipes are {known}.")
     return StudyPlan(name, options, definition, members, StudyFolder.of(command.data_root, name), docs)
 
 
 def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
-    """The plan, once all its members are finished."""
+    """The plan with all members that are finished, once those of the chosen recipes are."""
+    if fresh and plan.options.recipes is not None:
+        problem = "fresh=true with study.recipes: it replaces the warm starts of all recipes. Leave one of both out."
+        refuse(ParameterError(problem))
+    recipes = {"", *(plan.definition.recipes if plan.options.recipes is None else plan.options.recipes)}
+    chosen = [member for member in plan.members if member.kind != "train" or member.part in recipes]
     # Records and logs go by the study's name: the same study under another run id would share them.
     with refusing(StudyError, RunLockedError, CorruptFolderError), closing(RunLock(plan.folder.path, way_out=".")):
-        run_members(plan.members, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
-    return plan
+        run_members(chosen, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
+    return replace(plan, members=[member for member in plan.members if plan.folder.is_finished(member)])
 
 
 def collect_study(plan: StudyPlan) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from geo_sokoban_pipeline.tasks import TASKS
 
 def create_pipeline(task: Task) -> Pipeline:
     """The study pipeline of a task, in the namespace `study_<task>`."""
-    studies = (*task.studies, *task.further_studies)
+    studies = (*task.studies, *task.comparisons, *task.further_studies)
     sections = [
         *(f"study_{name}" for name in studies),
         *(name for one in TASKS.values() for name in (one.name, one.run)),
