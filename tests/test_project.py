@@ -17,7 +17,19 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("datasets", "huggingface_hub", "matplotlib", "mlflow", "numpy", "pandas", "PIL", "plotly", "pyarrow", "ray")
+HEAVY = (
+    "datasets",
+    "gymnasium",
+    "huggingface_hub",
+    "matplotlib",
+    "mlflow",
+    "numpy",
+    "pandas",
+    "PIL",
+    "plotly",
+    "pyarrow",
+    "ray",
+)
 HEAVY += ("sglang", "sympy", "torch", "transformers")
 
 REGISTRY = f"""
@@ -89,6 +101,7 @@ TOOLS = {
     "ipykernel": ("notebooks/01_explore_trajectories.ipynb", '"kernelspec"'),
     "jupyterlab": ("README.md", "jupyter lab"),
     "import-linter": ("Makefile", "lint-imports"),
+    "minigrid": ("docs/examples/minigrid/conf/base/parameters/minigrid.yml", "imports: [minigrid]"),
     "mypy": ("Makefile", "-m mypy"),
     "pre-commit": (".pre-commit-config.yaml", "repos:"),
     "pytest-xdist": ("Makefile", "--dist loadgroup"),
@@ -136,17 +149,19 @@ def test_every_requirement_is_used():
         assert words in (ROOT / path).read_text(encoding="utf-8"), f"{path} does not need {tool}"
     tools = {name.replace("-", "_") for name in TOOLS}
     assert modules_of("dependencies") <= imports_of("src")
-    extras = modules_of("viz", "notebooks", "dev", "wandb", "inspect", "megatron", "ray")
+    extras = modules_of("viz", "notebooks", "dev", "gym", "wandb", "inspect", "megatron", "ray")
     assert extras - tools <= imports_of("src", "tests", "benchmarks", "notebooks")
 
 
 def test_everything_imported_is_required():
-    own_extras = modules_of("ray", "wandb", "megatron") | {"IPython"}  # the latter inside a notebook alone
+    own_extras = modules_of("gym", "ray", "wandb", "megatron") | {"IPython"}  # the latter inside a notebook alone
     assert foreign(imports_of("src")) <= modules_of("dependencies") | own_extras
     others = foreign(imports_of("tests", "benchmarks", "notebooks", "scripts", "docs"))
     folders = ("", "tests", "benchmarks", "scripts", "scripts/gpu_check", "scripts/sglang_cpu")
     own = {path.stem for folder in folders for path in (ROOT / folder).iterdir()}
-    known = modules_of("dependencies", "viz", "notebooks", "dev", "wandb", "inspect", "reasoning", "megatron", "ray")
+    known = modules_of(
+        "dependencies", "viz", "notebooks", "dev", "gym", "wandb", "inspect", "reasoning", "megatron", "ray"
+    )
     assert others - own - ELSEWHERE <= known
 
 

@@ -320,8 +320,23 @@ class Dice(FixedDice):
         self.dice = random.Random(seed)
 
 
+class BegunDice(FixedDice):
+    """Throws of the episode's own, which nothing changes later."""
+
+    def reset(self, seed):
+        self.dice = random.Random(seed)
+        return None, {}
+
+
+class SeededDice(Dice, BegunDice):
+    """Throws of the episode's own, and other ones from a seed on."""
+
+
+DICE = {dice.__name__: dice for dice in (FixedDice, Dice, BegunDice, SeededDice)}
+
+
 def build_dice(row, args):
-    return FixedDice() if args["fixed"] else Dice()
+    return DICE[args["dice"]]()
 
 
 def total(outcome, args):
@@ -351,11 +366,12 @@ class CoinEngine:
         pass
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_a_random_environment_is_drawn_anew(fixed):
+@pytest.mark.parametrize("dice", DICE)
+def test_a_random_environment_is_drawn_anew(dice):
     """A throw is worth 3.5 before it is known; without `reseed` it counts as what it was."""
+    fixed = dice in ("FixedDice", "BegunDice")
     settings = make_settings(reward=f"{__name__}.total", max_turns=3)
-    settings = replace(settings, env=EnvOptions(factory=f"{__name__}.build_dice", args={"fixed": fixed}))
+    settings = replace(settings, env=EnvOptions(factory=f"{__name__}.build_dice", args={"dice": dice}))
     task, policy = task_or_plain("talk"), CharacterPolicy()
 
     def play(nodes, numbers):
@@ -366,7 +382,8 @@ def test_a_random_environment_is_drawn_anew(fixed):
         return ends
 
     row = {"id": "r0", "prompt": PROMPT}
-    (episode,) = rollout(CoinEngine(), policy, [EpisodeRequest("e", row, 0, 0, 4)], settings)
+    requests = [EpisodeRequest(f"e{seed}", row, 0, seed, seed) for seed in (4, 5)]
+    episode, other = rollout(CoinEngine(), policy, requests, settings)
     replayer = Replayer(policy, settings.env, RewardOptions(function=f"{__name__}.total"), settings.rollout, task)
     options = fork_options(continuations=600, first_continuations=600)
     table, _ = fork_episodes([episode], replayer, prompts_by_key([row], task), play, options, ABOUT, BOUNDS)
@@ -379,3 +396,8 @@ def test_a_random_environment_is_drawn_anew(fixed):
         assert found["is_reseeded"] is not fixed
         assert found["continuations_after"] == (0 if fixed and number == 2 else 600)
         assert found["success"] is None
+
+    # Both begin with one prompt: it is one state, unless the seed decides over all that follows.
+    found = find_forks([episode, other], replayer, prompts_by_key([row], task))
+    histories = {turn.before.history for turn in found if turn.turn == 1}
+    assert len(histories) == (2 if dice == "BegunDice" else 1)

@@ -147,6 +147,26 @@ def test_own_rewards_pass(tmp_path, run, body):
         assert try_own_code(RUN, row, getattr(parameters({}), RUN), 0) == []  # nothing of it is anybody's own
 
 
+DICE = """
+import random
+class Dice:
+    def reset(self, seed): self.dice = random.Random({}); return None, {{}}
+    def step(self, text): return self.dice.random(), False, {{}}
+    def format_observation(self, seen): return {{"role": "user", "content": [{{"type": "text", "text": str(seen)}}]}}
+    def close(self): pass
+def build_env(sample, args): return Dice()
+"""
+
+
+@pytest.mark.parametrize(("draws_by", "said"), [("seed", []), ("None", ["warning"])])
+def test_an_environment_that_ignores_its_seed_is_found(tmp_path, draws_by, said):
+    (tmp_path / "dice.py").write_text(DICE.format(draws_by), encoding="utf-8")
+    section = {"env": {"factory": f"{tmp_path}/dice.py"}, "warm_start": {"steps": 0}, "grpo": {"advantage": "dr_grpo"}}
+    options = parameters({**section, "reward": own(tmp_path, "return 1.0")})
+    found = try_own_code(RUN, sample_level(options.sokoban), getattr(options, RUN), 0)
+    assert [check.state for check in found if check.name == "seed"] == said
+
+
 def test_who_lets_every_episode_fail_is_only_warned(tmp_path, caplog):
     section = {"reward": own(tmp_path, "return 1 / 0"), "rollout": {"max_failed_share": 1.0}}
     look_first(RUN, parameters(section), tmp_path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,9 +18,30 @@ class EnvOptions(StrictModel):
     """The environment, named by dotted path or `.py` file."""
 
     factory: str = Field(
-        description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`.",
+        description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`. Or `gymnasium:<id>`.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory, which checks them.")
+
+    @property
+    def named_code(self) -> dict[str, str]:
+        """Names of objects that may be the user's own code, by option: of `gymnasium:<id>` its arguments name some."""
+        found = {"env.factory": self.factory}
+        for argument in ("imports", "wrappers", "actions") if self.factory.startswith("gymnasium:") else ():
+            given = self.args.get(argument)
+            names = given if isinstance(given, list) else [given]
+            found |= {f"env.args.{argument}.{place}": name for place, name in enumerate(names) if isinstance(name, str)}
+        return found
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """With other names for some of these objects."""
+
+        def rename(given: Any) -> Any:
+            if isinstance(given, list):
+                return [rename(one) for one in given]
+            return names.get(given, given) if isinstance(given, str) else given
+
+        args = {name: rename(given) for name, given in self.args.items()}
+        return self.model_copy(update={"factory": rename(self.factory), "args": args})
 
 
 class RewardOptions(StrictModel):

@@ -7,6 +7,7 @@ a conversation becomes a sequence of ids.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +45,12 @@ class InteractionEnv(Protocol):
     (one per step), `final_bonus`, and in the info of `step` a `turn_reward`. Also `prepare(text)`: start slow work
     of `step(text)` in the background, and return its futures, or None. The rollout calls it for all responses of a
     batch before the first `step`. And `finalize(responses, status)`: called once when the episode is over, before
-    `final_metrics`, with all responses, truncated ones included. And `reseed(seed)` of an environment that draws random
-    numbers: from the next step on it draws other ones, which follow from the seed; forks of an episode call it.
+    `final_metrics`, with all responses, truncated ones included.
+
+    An environment that draws random numbers takes a seed: `reset(seed=…)` begins all draws of the episode, and
+    `reseed(seed)` begins those from the next step on anew. The rollout gives `reset` the seed of the episode, which is
+    stored with it, so that a replay draws the same; forks give `reseed` another one. The first observation is in the
+    prompt already, so it follows from the row alone.
     """
 
     def reset(self) -> tuple[Observation | None, Info]:
@@ -59,6 +64,16 @@ class InteractionEnv(Protocol):
 
     def close(self) -> None:
         """Release resources; calling it twice is harmless."""
+
+
+def takes_seed(env: Any) -> bool:
+    """Whether an environment's `reset` has an argument `seed`."""
+    return "seed" in inspect.signature(env.reset).parameters
+
+
+def reset(env: Any, seed: int) -> Any:
+    """Start an episode, with its seed where the environment takes one."""
+    return env.reset(seed=seed) if takes_seed(env) else env.reset()
 
 
 def user_message(observation: Observation | None) -> dict[str, Any]:

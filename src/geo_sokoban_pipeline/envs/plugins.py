@@ -17,6 +17,9 @@ from typing import Any
 
 from geo_sokoban_pipeline.runs.own_code import own_files, pin
 
+# Environments of other libraries: `gymnasium:<id>` is what this function makes of the id.
+ADAPTERS = {"gymnasium": "geo_sokoban_pipeline.envs.adapters.gymnasium.factory"}
+
 
 class PluginError(ValueError):
     """A parameter names an object that cannot be found."""
@@ -27,12 +30,15 @@ def load_object(spec: str, default_name: str = "") -> Any:
 
     Args:
         spec: `package.module.name`, `path/to/file.py:name`, or `path/to/file.py` with a default name. Relative
-            paths start at the working directory.
+            paths start at the working directory. Or `<library>:<name>` of `ADAPTERS`.
         default_name: name to look up if the file is given without one, such as `build_env`.
 
     Raises:
         PluginError: spec has none of these forms, or the module, the file or the name in it does not exist.
     """
+    if adapter_of(spec) is not None:
+        library, _, name = spec.partition(":")
+        return load_object(ADAPTERS[library])(name)
     path, _, name = (spec, "", default_name) if spec.endswith(".py") else spec.rpartition(":")
     if path.endswith(".py"):
         return _attribute(_file_module(path, spec), name, spec)
@@ -40,6 +46,21 @@ def load_object(spec: str, default_name: str = "") -> Any:
     if not dot or not all(part.isidentifier() for part in spec.split(".")):
         raise PluginError(f"{spec!r} is not the name of an object; write package.module.name or path/to/file.py:name")
     return _attribute(_module(module, spec), name, spec)
+
+
+def adapter_of(spec: str) -> str | None:
+    """The library of a name such as `gymnasium:<id>`; None of all others."""
+    library, colon, _ = spec.partition(":")
+    return library if colon and library in ADAPTERS else None
+
+
+def load_module(spec: str) -> ModuleType:
+    """The module of a dotted name or a `.py` file.
+
+    Raises:
+        PluginError: there is none.
+    """
+    return _file_module(spec, spec) if spec.endswith(".py") else _module(spec, spec)
 
 
 def _module(module: str, spec: str) -> ModuleType:

@@ -48,7 +48,7 @@ class Node:
         row: the prompt.
         past: responses before it.
         texts: the same, as text.
-        reseed_at: see `EpisodeRequest`.
+        reseed_at, env_seed: see `EpisodeRequest`.
         sampler: who continues.
         parent: the first episode that it was found in, and the turn, as the beginning of its continuations' names.
     """
@@ -60,6 +60,7 @@ class Node:
     reseed_at: int | None = None
     texts: tuple[str, ...] = ()
     sampler: Sampler = (None, "")
+    env_seed: int | None = None
 
     @property
     def key(self) -> tuple[Sampler, str]:
@@ -92,6 +93,7 @@ class Node:
                 seed=derive_seed(root, "fork", self.history, number),
                 past=self.past,
                 reseed_at=self.reseed_at,
+                env_seed=self.env_seed,
             )
             for number in numbers
         ]
@@ -259,14 +261,18 @@ def _node_before(
     episode: Trajectory, number: int, states: ReplayedStates, past: tuple[Result, ...], sampler: Sampler
 ) -> Node:
     """The state before a turn of an episode, after these responses."""
+    history = history_of(episode, number)
+    if states.seed is not None and not states.is_random:  # what the environment draws from here on is another state
+        history = content_hash(history, str(states.seed))
     return Node(
-        history=history_of(episode, number),
+        history=history,
         row=states.row,
         past=past,
         texts=tuple(turn.text for turn in episode.turns[:number] if turn.role == "assistant"),
         reseed_at=len(past) if states.is_random else None,
         sampler=sampler,
         parent=f"{episode.trajectory_id}/t{number:02d}",
+        env_seed=states.seed,
     )
 
 

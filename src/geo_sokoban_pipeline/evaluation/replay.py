@@ -25,7 +25,7 @@ from PIL import Image
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions
-from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.base import Task, takes_seed
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.grpo.estimators import load_estimator
 from geo_sokoban_pipeline.grpo.scoring import STATE_VALUE, apply_scores, score_groups
@@ -128,7 +128,9 @@ class Replayer:
             else:
                 problem = f"the replay is {episode.status} after the last response, the episode {stored.status}"
         close_environment(episode.env, stored.trajectory_id, episode.env_calls)
-        return ReplayedStates(row, steps, hasattr(episode.env, "reseed"), problem, episode.stepped)
+        is_random = hasattr(episode.env, "reseed")
+        seed = stored.seed if episode.env is not None and takes_seed(episode.env) else None
+        return ReplayedStates(row, steps, is_random, problem, episode.stepped, seed)
 
     def _row_of(self, stored: Trajectory, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
         """Prompt of an episode; a problem may occur with several answers."""
@@ -165,6 +167,7 @@ class ReplayedStates:
         is_random: whether the environment draws random numbers, which `reseed` changes.
         problem: why the following states do not come out; None: all do.
         stepped: responses that the environment has carried out.
+        seed: with which the environment began; None: it takes none.
     """
 
     row: dict[str, Any]
@@ -172,6 +175,7 @@ class ReplayedStates:
     is_random: bool
     problem: str | None
     stepped: int = 0
+    seed: int | None = None
 
 
 def prompts_by_key(rows: Sequence[Mapping[str, Any]], task: Task) -> dict[str, list[Mapping[str, Any]]]:

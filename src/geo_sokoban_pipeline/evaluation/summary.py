@@ -28,6 +28,7 @@ from geo_sokoban_pipeline.evaluation.rollouts import read_finished, rollout_prom
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import (
+    EpisodeRequest,
     EpisodeResult,
     begin_reward,
     check_reward,
@@ -38,7 +39,7 @@ from geo_sokoban_pipeline.rollout.episode import (
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, identify_policy
-from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.parquet import name_parts
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -258,7 +259,9 @@ def evaluate_baseline(
     for row in prompts:
         try:
             generator = python_generator(seed, "baseline", agent.name, str(row["id"]))
-            finished = play_agent(agent, row, build_env, reward, options, generator)
+            env_seed = derive_seed(seed, "baseline", agent.name, str(row["id"]), "environment")
+            request = EpisodeRequest(f"the agent {agent.name} on {row['id']}", row, 0, 0, env_seed)
+            finished = play_agent(agent, request, build_env, reward, options, generator)
         except Exception as error:  # an own environment or reward may raise anything; the other episodes count
             errors.append(explain(error))
             finished = FinishedEpisode(row, {}, None)
@@ -272,29 +275,29 @@ def evaluate_baseline(
 
 def play_agent(
     chosen: ExpertOptions,
-    row: dict[str, Any],
+    request: EpisodeRequest,
     build_env: Any,
     reward: Any,
     options: TrainOptions,
     generator: Random,
     past: Sequence[str] = (),
-    reseed: tuple[int | None, int] = (None, 0),
 ) -> FinishedEpisode:
     """Run an agent on a prompt, with the turn limit of a policy.
 
     Args:
+        request: prompt and seeds; its own past is tokens, which no agent reads.
         build_env, reward: as the options name them.
         generator: of the agent's random choices.
         past: responses with which the episode begins.
-        reseed: `reseed_at` and `seed` of an `EpisodeRequest`.
 
     Raises:
         Exception: whatever an environment or reward of one's own raises.
     """
+    row = request.prompt
     agent = make_expert(chosen, row)
     env = build_env(row, options.env.args)
     try:
-        env.reset()
+        request.reset(env)
         infos: list[dict[str, Any]] = []
         responses: list[str] = []
         done = False
@@ -303,12 +306,12 @@ def play_agent(
             if text is None:
                 break
             responses.append(text)
-            if reseed[0] == len(infos) and hasattr(env, "reseed"):
-                env.reseed(reseed[1])
+            if request.reseed_at == len(infos) and hasattr(env, "reseed"):
+                env.reseed(request.seed)
             _, done, info = check_step(env.step(text), options.env.factory)
             infos.append(info)
         result = finalize_environment(env, EpisodeResult(row, "completed", responses, "", infos))
         ret = check_reward(begin_reward(reward, result, options.reward.args)(), options.reward.function)["reward"]
         return FinishedEpisode(row=row, metrics=result.metrics, ret=ret, responses=responses)
     finally:
-        close_environment(env, f"the agent {chosen.name} on {row['id']}")
+        close_environment(env, request.trajectory_id)

@@ -14,7 +14,7 @@ from typing import Any, cast
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.study import CheckPipelineOptions
 from geo_sokoban_pipeline.envs.inspection import Check, State
-from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.envs.plugins import adapter_of, load_object
 from geo_sokoban_pipeline.formats import plural
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.runs.folders import RunFolders
@@ -126,11 +126,12 @@ def rows_of(table: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def is_own(options: TrainOptions) -> bool:
-    """Whether environment, reward or expert are user code, or an advantage of turns requires a trial of the reward."""
-    named = [options.env.factory, options.reward.function]
+    """Whether code that is not this project's is named, or an advantage of turns requires a trial of the reward."""
+    named = [*options.env.named_code.values(), options.reward.function]
     if options.warm_start.steps:
         named.append(options.warm_start.teacher.factory)
-    return any(own_files(spec) for spec in named) or (needs_turns(options) and not made_of_turns(options))
+    foreign = adapter_of(options.env.factory) is not None
+    return foreign or any(own_files(spec) for spec in named) or (needs_turns(options) and not made_of_turns(options))
 
 
 def needs_turns(options: TrainOptions) -> bool:

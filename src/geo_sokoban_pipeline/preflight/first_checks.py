@@ -155,7 +155,7 @@ def check_replaced(
     if isinstance(options, TrainOptions):
         named[f"{run}.policy.path"] = options.policy.path if options.policy.source == "folder" else None
         specs = {
-            "env.factory": options.env.factory,
+            **options.env.named_code,
             "reward.function": options.reward.function,
             "rollout.function": options.rollout.function,
             "warm_start.teacher.factory": options.warm_start.teacher.factory,

@@ -17,7 +17,7 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.envs.base import make_expert
+from geo_sokoban_pipeline.envs.base import make_expert, reset, takes_seed
 from geo_sokoban_pipeline.envs.inspection import Check, State, guard
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.formats import type_name
@@ -305,14 +305,18 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
     # With max_failed_share=1 a run tolerates failed episodes.
     worst: State = "warning" if options.rollout.max_failed_share >= 1 else "failure"
     try:
-        parts, turns = _try_episode(row, options, seed)
+        parts, turns, seen = _try_episode(row, options, seed)
     except Exception as error:  # user code may raise anything
         return [Check(_GROUP, "whole episode", worst, f"{run}: an episode of {row.get('id')} fails: {explain(error)}")]
     found = [Check(_GROUP, "whole episode", "ok", f"reward {parts['reward']:g}")]
+    if seen and _try_episode(row, options, seed)[2] != seen:
+        text = f"{run}.env.factory={options.env.factory}: two episodes with one seed and the same responses differ"
+        way_out = "draw by the seed of reset alone; else replays, forks and a run that continues see something else"
+        found.append(Check(_GROUP, "seed", "warning", text, way_out))
     if needs_turns(options) and not made_of_turns(options):
         found += _check_credit(run, options, parts, turns)
     try:
-        parts, _ = _try_episode(row, options, seed, truncated=True)
+        parts, *_ = _try_episode(row, options, seed, truncated=True)
     except Exception as error:  # user code may raise anything
         text = f"{run}: an episode whose first response is truncated, so that result.infos is empty, fails: "
         way_out = "see docs/your_own_reward.md for the result of such an episode"
@@ -323,8 +327,10 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
 
 def _try_episode(
     row: Row, options: TrainOptions, seed: int, *, truncated: bool = False
-) -> tuple[dict[str, float], list[Any]]:
-    """Parts of the reward, and the info of each turn with the part that the reward gave it.
+) -> tuple[dict[str, float], list[Any], list[Any]]:
+    """Parts of the reward, the info of each turn with the part that the reward gave it, and what was seen.
+
+    Seen are the rewards of turns and the observations, in order; nothing in an environment without a seed.
 
     Args:
         truncated: cut the first response to half its length, so that the environment is never stepped.
@@ -334,15 +340,18 @@ def _try_episode(
     env = build_env(row, options.env.args)
     check_environment(env, options.env.factory)
     try:
-        env.reset()
+        reset(env, seed)
+        seen: list[Any] = []
         responses: list[str] = []
         infos: list[dict[str, Any]] = []
         for text in _responses(env, row, options, seed):
             responses.append(text[: len(text) // 2] if truncated else text)
             if truncated:
                 break
-            _, done, info = check_step(env.step(text), options.env.factory)
+            observation, done, info = check_step(env.step(text), options.env.factory)
             infos.append(info)
+            if takes_seed(env):
+                seen += [info.get("turn_reward"), None if done else env.format_observation(observation)]
             if done or len(responses) >= options.rollout.max_turns:
                 break
         result = EpisodeResult(row, "truncated" if truncated else "completed", responses, "".join(responses), infos)
@@ -354,7 +363,7 @@ def _try_episode(
         _ = result.metrics
     finally:
         close_environment(env, "preflight")
-    return parts, infos
+    return parts, infos, seen
 
 
 def _check_credit(run: str, options: TrainOptions, parts: dict[str, float], infos: list[Any]) -> list[Check]:

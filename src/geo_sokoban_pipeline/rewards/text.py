@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from collections.abc import Iterable
 REPETITION_CHARACTERS = 10_000
 REPETITION_RATIO = 10.0
 
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 _THINK_END = "</think>"
 _BOX = "\\boxed{"
 
@@ -16,6 +18,11 @@ _BOX = "\\boxed{"
 def visible_text(response: str) -> str:
     """A response after its last `</think>`; all of it if there is none."""
     return response.rpartition(_THINK_END)[2]
+
+
+def answer_blocks(text: str) -> list[str]:
+    """Contents of the answer blocks behind the last `</think>`, in order; the first one decides."""
+    return ANSWER.findall(visible_text(text))
 
 
 def assistant_text(responses: Iterable[str], *, thoughts: bool = False) -> str:

@@ -28,6 +28,7 @@ import numpy as np
 from PIL import Image
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.envs.base import reset
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.grpo.scoring import REWARD_PART, adds_up
 from geo_sokoban_pipeline.policies.chat import join_placeholders, split_placeholders
@@ -64,11 +65,12 @@ class EpisodeRequest:
         prompt: row of a prompts dataset.
         group_index: GRPO group within the iteration.
         sample_index: number within the group.
-        seed: seed of the episode's sampling.
+        seed: seed of the episode: of its sampling, and of what its environment draws.
         past: responses with which the episode begins, as an engine gave them. They are carried out as they are; after
             the last one, if it was aborted, its sampling continues.
         reseed_at: number of the response, from 0, before whose step the environment draws its randomness anew
             (`InteractionEnv.reseed`), by the seed above. None: never.
+        env_seed: seed with which the environment begins, of a fork that of its episode; None: the seed above.
     """
 
     trajectory_id: str
@@ -78,6 +80,11 @@ class EpisodeRequest:
     seed: int
     past: Sequence[Result] = ()
     reseed_at: int | None = None
+    env_seed: int | None = None
+
+    def reset(self, env: Any) -> Any:
+        """Start an environment's episode, by its seed."""
+        return reset(env, self.seed if self.env_seed is None else self.env_seed)
 
 
 @dataclass(frozen=True)
@@ -221,7 +228,7 @@ class Episode:
         with self._failing():
             self.env = self.env_calls(build_env, self.request.prompt, self._settings.env.args)
             check_environment(self.env, self._settings.env.factory)
-            self.env_calls(self.env.reset)
+            self.env_calls(self.request.reset, self.env)
             self._add_prompt(self.request.prompt)
         self._env_seconds += time.perf_counter() - began
         if self.is_pending and self._is_budget_spent():

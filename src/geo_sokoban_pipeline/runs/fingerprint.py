@@ -217,7 +217,7 @@ def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, A
     """Parameters that the warm-start policy depends on."""
     rollout = options.rollout.model_dump(mode="json", include=_DEMONSTRATED)
     values = options.model_dump(mode="json", include={"task", "policy", "env"}) | {"warm_start": _sft(options)}
-    named = {"env.factory": options.env.factory}
+    named = options.env.named_code
     if options.warm_start.steps:  # without steps, no expert is asked
         named["warm_start.teacher.factory"] = options.warm_start.teacher.factory
     return {**_identity({**values, "rollout": rollout, "seed": seed, "data": dict(data)}), **_own_code(named)}
@@ -236,7 +236,7 @@ def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -
         "data": dict(data),
     }
     named = {
-        "env.factory": options.env.factory,
+        **options.env.named_code,
         "reward.function": options.reward.function,
         "rollout.function": options.rollout.function,
         **own_estimators(options.grpo),

@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings, close_environment
-from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 
@@ -70,17 +70,18 @@ class Demonstrator:
             RuntimeError: 100 episodes in a row had no response, or the environment failed in all.
         """
         generator = python_generator(self._seed, "demonstration", self._purpose, number)
-        for _ in range(_MOST_TRIES):
-            if (sample := self._try_episode(generator)) is not None:
+        for attempt in range(_MOST_TRIES):
+            seed = derive_seed(self._seed, "demonstration", self._purpose, number, "environment", attempt)
+            if (sample := self._try_episode(generator, seed)) is not None:
                 return sample
         raise RuntimeError(
             f"warm_start.teacher.name={self._expert.name} gave no usable demonstration in {_MOST_TRIES} "
             f"{self._task.words.units}; raise its patience, or choose another teacher.{self._failure}"
         )
 
-    def _try_episode(self, generator: random.Random) -> TrainSample | None:
+    def _try_episode(self, generator: random.Random, seed: int) -> TrainSample | None:
         row = generator.choice(self._buckets[generator.choice(self._labels)])
-        episode = Episode(0, EpisodeRequest("demonstration", row, 0, 0, 0), self._policy, self._settings)
+        episode = Episode(0, EpisodeRequest("demonstration", row, 0, 0, seed), self._policy, self._settings)
         expert = make_expert(self._expert, row)
         codec = self._policy.codec
         try:

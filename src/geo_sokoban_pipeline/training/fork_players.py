@@ -132,14 +132,7 @@ class AgentPlayer:
         generator = python_generator(request.seed, "agent")
         try:
             finished = play_agent(
-                self._agent,
-                request.prompt,
-                self._build_env,
-                self._reward,
-                self._options,
-                generator,
-                node.texts,
-                (request.reseed_at, request.seed),
+                self._agent, request, self._build_env, self._reward, self._options, generator, node.texts
             )
         except Exception:  # an environment or reward of one's own may raise anything; the failure is counted
             logger.warning("a continuation of %s failed", node.parent, exc_info=True)

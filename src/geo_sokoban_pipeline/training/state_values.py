@@ -93,6 +93,7 @@ def _states(episode: Trajectory, row: Mapping[str, Any]) -> Iterator[tuple[Node,
             row=row,
             past=responses[:place],
             reseed_at=place,
+            env_seed=episode.seed,
             parent=f"{episode.trajectory_id}/t{number:02d}",
         )
         yield node, episode.turns[number], float(responses[place - 1].log_probs.sum())

@@ -595,7 +595,8 @@ class OwnCode:
     def of(cls, options: TrainOptions) -> OwnCode:
         """The code that the options name, and that of the project's own tasks."""
         tasks = registered_here()
-        named = [options.env.factory, options.reward.function, options.rollout.function, *tasks.values()]
+        environment = options.env.named_code.values()
+        named = [*environment, options.reward.function, options.rollout.function, *tasks.values()]
         files: dict[str, bytes] = {}
         imports: list[str] = []
         names: dict[str, str] = {}
@@ -617,7 +618,7 @@ class OwnCode:
         """Options with the names that objects have in the ranks."""
         env, reward, rollout = options.env, options.reward, options.rollout
         changes: dict[str, Any] = {
-            "env": env.model_copy(update={"factory": self.names.get(env.factory, env.factory)}),
+            "env": env.renamed(self.names),
             "reward": reward.model_copy(update={"function": self.names.get(reward.function, reward.function)}),
             "rollout": rollout.model_copy(update={"function": self.names.get(rollout.function, rollout.function)}),
         }

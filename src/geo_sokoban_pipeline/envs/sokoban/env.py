@@ -16,9 +16,8 @@ from geo_sokoban_pipeline.config.base import Count, CountOrZero, StrictModel, va
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
 from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, DIRECTIONS, Board, MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.drawing import MIN_CELL_PX, render_observation
-from geo_sokoban_pipeline.rewards.text import visible_text
+from geo_sokoban_pipeline.rewards.text import ANSWER, visible_text
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 _SEPARATORS = re.compile(r"[,;\s]+")
 
 
@@ -35,14 +34,9 @@ def parse_actions(text: str, max_actions: int | None = None, *, after_think: boo
     """
     if after_think:
         text = visible_text(text)
-    block = _ANSWER.search(text)
+    block = ANSWER.search(text)
     tokens = _SEPARATORS.split((block.group(1) if block else text).lower())
     return [token for token in tokens if token in DIRECTIONS][:max_actions]
-
-
-def answer_blocks(text: str) -> list[str]:
-    """Contents of the answer blocks behind the last `</think>`, in order; the first one decides."""
-    return _ANSWER.findall(visible_text(text))
 
 
 # Arguments of the environment.

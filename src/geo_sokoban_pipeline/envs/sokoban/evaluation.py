@@ -22,7 +22,8 @@ from geo_sokoban_pipeline.envs.metrics import (
     mean_of,
     read_record,
 )
-from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnvOptions, answer_blocks, parse_actions
+from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnvOptions, parse_actions
+from geo_sokoban_pipeline.rewards.text import answer_blocks
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.trajectories.index import StoredEpisode, StoredResponse

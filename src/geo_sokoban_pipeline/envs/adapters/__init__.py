@@ -1,0 +1,1 @@
+"""Environments of other libraries behind the protocol `InteractionEnv`; none is imported before it is used."""
