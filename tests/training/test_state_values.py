@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,6 +111,23 @@ def test_episodes_that_are_not_trained_cost_nothing(setup: Setup) -> None:
     asked: list[EpisodeRequest] = []
     measure_states(episodes, rows, VineArguments(continuations=1000, each=4), 5, coins(asked))
     assert asked and not any(one.trajectory_id.startswith(f"{left_out.trajectory_id}/") for one in asked)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_equal_histories_are_one_state_unless_the_draws_differ(setup: Setup, is_fixed: bool) -> None:
+    """Continuations begin with the seed of their episode, which alone decides what some environments draw."""
+    episodes, rows = scored(setup)
+    first = max(with_signal(episodes), key=lambda one: len(assistant_turns(one)))
+    twin = replace(copy.deepcopy(first), trajectory_id=f"{first.trajectory_id}-twin", seed=first.seed + 1)
+    behind = [history for own in histories([*with_signal(episodes), twin]) for history in own[1:]]
+    asked: list[EpisodeRequest] = []
+    options = VineArguments(continuations=2000, each=4)
+    metrics = measure_states([*episodes, twin], rows, options, 5, coins(asked), is_fixed=is_fixed)
+    assert len(behind) > len(set(behind)) == len(behind) - len(assistant_turns(first)) + 1
+    assert metrics["rollout/forks/states"] == len(behind if is_fixed else set(behind))
+    seeds = {episode.trajectory_id: episode.seed for episode in [*episodes, twin]}
+    assert all(request.env_seed == seeds[request.trajectory_id.rsplit("/", 2)[0]] for request in asked)
+    assert state_values(twin).tolist() == pytest.approx(state_values(first).tolist(), nan_ok=True, abs=0)
 
 
 @pytest.mark.parametrize("shift", [0.0, -900.0])  # a response of 2B may have a probability that is no float

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.envs.base import takes_seed
+from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.evaluation.rollouts import response_metrics
 from geo_sokoban_pipeline.grpo.estimators import load_estimator
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
@@ -140,7 +142,8 @@ class Collector:
         if (forks := load_estimator("advantage", grpo).forks) is not None:
             rows = [self.prompts[prompt] for prompt in chosen]
             root = derive_seed(self.seed, "forks", iteration)
-            measured = measure_states(trajectories, rows, forks, root, partial(self._call, iteration))
+            go_on = partial(self._call, iteration)
+            measured = measure_states(trajectories, rows, forks, root, go_on, is_fixed=self._is_fixed(rows[0]))
             measured["perf/fork_time"] = time.perf_counter() - began - seconds
             scores = score_groups(*given, max_trained_groups=most)
             apply_scores(trajectories, scores)
@@ -193,6 +196,14 @@ class Collector:
             return self._probe(complete).trained_groups >= missing
 
         return self._call(iteration, requests, enough=is_enough)
+
+    def _is_fixed(self, row: Mapping[str, Any]) -> bool:
+        """Whether the environment takes a seed for all its draws, and cannot draw anew."""
+        env = load_object(self.options.env.factory, default_name="build_env")(row, self.options.env.args)
+        try:
+            return takes_seed(env) and not hasattr(env, "reseed")
+        finally:
+            env.close()
 
     def _call(self, iteration: int, requests: Sequence[EpisodeRequest], **enough: Any) -> list[Trajectory]:
         """The rollout's episodes of these requests."""

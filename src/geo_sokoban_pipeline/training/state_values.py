@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.evaluation.forks import Node, history_of, play_nodes
 from geo_sokoban_pipeline.grpo.groups import is_constant
 from geo_sokoban_pipeline.grpo.scoring import STATE_VALUE
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, responses_of
+from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 RollOut = Callable[[Sequence[EpisodeRequest]], Sequence[Trajectory]]
@@ -35,6 +36,8 @@ def measure_states(
     options: VineArguments,
     root: int,
     roll_out: RollOut,
+    *,
+    is_fixed: bool = False,
 ) -> dict[str, float]:
     """Write the values of states into the `info` of the turns after them (`STATE_VALUE`).
 
@@ -43,6 +46,8 @@ def measure_states(
         rows: prompt of each group.
         root: seed that all seeds of continuations follow from.
         roll_out: rolls out by the policy that sampled the episodes.
+        is_fixed: whether the environment draws all its randomness by the seed of the episode: episodes with equal
+            histories then have different states.
 
     Returns:
         `rollout/forks/…`: the `states` that are measured, the `continuations`, and `cutpoint`, the largest probability
@@ -52,7 +57,7 @@ def measure_states(
     likely: dict[str, float] = {}  # log-prob of the response before a state
     turns: list[tuple[str, Turn]] = []
     for episode in _with_signal(trajectories):
-        for node, turn, log_prob in _states(episode, rows[episode.group_index]):
+        for node, turn, log_prob in _states(episode, rows[episode.group_index], is_fixed):
             nodes.setdefault(node.history, node)
             likely.setdefault(node.history, log_prob)
             turns.append((node.history, turn))
@@ -83,13 +88,14 @@ def _with_signal(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [episode for episode in trajectories if episode.trained and episode.group_index in groups]
 
 
-def _states(episode: Trajectory, row: Mapping[str, Any]) -> Iterator[tuple[Node, Turn, float]]:
+def _states(episode: Trajectory, row: Mapping[str, Any], is_fixed: bool) -> Iterator[tuple[Node, Turn, float]]:
     """The states of an episode behind its prompt, each with the response after it and the log-prob of that before."""
     responses = responses_of(episode)
     numbers = [number for number, turn in enumerate(episode.turns) if turn.role == "assistant"]
     for place, number in enumerate(numbers[1:], start=1):
+        history = history_of(episode, number)
         node = Node(
-            history=history_of(episode, number),
+            history=content_hash(history, str(episode.seed)) if is_fixed else history,
             row=row,
             past=responses[:place],
             reseed_at=place,
