@@ -180,7 +180,7 @@ def test_intervals_cover_exact_values(train_options, sokoban_rows):
         for left in range(6, 0, -1):
             if env.board.legal_actions():
                 past = tuple(texts)
-                nodes.append(Node(f"{number} {past}", row, (), past, None, (None, ""), row["id"]))
+                nodes.append(Node(f"{number} {past}", row, (), row["id"], texts=past))
                 exact.append(truth(env.board, left))
             action = generator.choice(env.board.legal_actions() or ["up"])
             texts.append(f"<answer>{action}</answer>")
@@ -245,7 +245,7 @@ def test_more_continuations_where_ends_differ():
         asked.extend((node.history, len(numbers)) for node in nodes)
         return [[ends[node.history](number) for number in numbers] for node in nodes]
 
-    nodes = [Node(name, {}, (), (), None, (None, ""), name) for name in ends]
+    nodes = [Node(name, {}, (), name) for name in ends]
     values = value_nodes(nodes, play, 4, 10, BOUNDS)
     assert asked == [*((name, 4) for name in ends), ("sometimes", 6), ("no goal", 6)]
     assert [value.continuations for value in values] == [4, 10, 10, 4, 0]
@@ -273,7 +273,7 @@ def test_a_player_opens_one_policy_at_a_time(tiny_policy, train_options, sokoban
     (row,) = sokoban_rows(1)
     greedy = json.dumps({"greedy": True, "engine": "transformers"})
     nodes = [
-        Node(f"h{version}", row, (), (), None, (version, sampling), "e")
+        Node(f"h{version}", row, (), "e", sampler=(version, sampling))
         for version, sampling in ((0, ""), (2, greedy), (0, ""))
     ]
     for _ in range(2):

@@ -170,7 +170,11 @@ def stored(finished_run, tmp_path_factory):
         ("score_sokoban", "score_sokoban.filter=[[success,is,true]]", "score_sokoban.filter.0.1"),
         ("score_sokoban", "score_sokoban.source.checkpoint=77", "no such checkpoint; stored are"),
         # Studies
-        ("study_geo3k", "study.name=long", "study.name=long: this pipeline has the studies geo3k, geo3k_multi_turn."),
+        (
+            "study_geo3k",
+            "study.name=long",
+            "study.name=long: this pipeline has the studies geo3k, losses, geo3k_multi_turn.",
+        ),
         (
             "study_sokoban",
             "study.docs=/no/such",

@@ -88,6 +88,11 @@ ELSEWHERE |= {
         ("grpo.groups", "grpo.group_size", "grpo.max_refill", "grpo.min_groups"),
         ("test_collecting.py", "test_groups_are_drawn_until_enough_carry_a_signal"),
     ),
+    "grpo.advantage_args.continuations": (
+        "test_state_values.py",
+        "test_a_small_budget_measures_states_after_unlikely_responses",
+    ),
+    "grpo.advantage_args.each": ("test_state_values.py", "test_every_state_behind_a_prompt_gets_equally_many"),
     "grpo.filter": ("test_loop.py", "test_no_signal_commits_without_an_update"),
     "prompts.order": ("test_seeds.py", "test_prompts_are_of_run_seed_iteration_and_refill"),
     "loop.keep_best": ("test_nodes.py", "test_the_best_policy_is_kept_and_becomes_the_final_one"),

@@ -2,7 +2,7 @@
 
 The seed is the unit of evidence: a difference is taken within each seed, which all recipes begin from one warm start,
 and its interval is Student's over the seeds. With many recipes some would differ by chance, so p values are those of
-Holm (1979), and intervals hold together (Bonferroni). Both are over a family: the planned recipes that change the same
+Holm (1979), and intervals hold together (Bonferroni). Both are over the planned recipes that change the same
 kind of estimator, finished or not, so that a verdict does not depend on what has run so far.
 """
 
@@ -31,8 +31,8 @@ class Recipe:
         changes: options that it changes.
         rates: mean solve rate by mode.
         difference: mean over the seeds of its sampled rate less that of the study's own recipe; None: it is that one.
-        half: half of the difference's interval, which holds together with those of its family in 95 % of tables.
-        p: of no difference, adjusted for its family.
+        half: half of the difference's interval, which holds together with those of its kind in 95 % of tables.
+        p: of no difference, adjusted for its kind.
         spent: CPU-seconds, in multiples of those of the study's own recipe.
         iterations: of one seed.
         clipped: mean share of clipped tokens; None: the loss has none.
@@ -60,7 +60,7 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]], planned: Mapping[str, 
     """
     from scipy.stats import t
 
-    families = Counter(map(_family, planned.values()))
+    kinds = Counter(map(_kind, planned.values()))
 
     own = recipes[0]["seeds"]
     found = []
@@ -68,7 +68,7 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]], planned: Mapping[str, 
         seeds = recipe["seeds"]
         gaps = [_rate(one, MODES[0]) - _rate(base, MODES[0]) for one, base in zip(seeds, own, strict=True)]
         error = stdev(gaps) / math.sqrt(len(gaps))
-        size = families[_family(recipe["changes"])] or 1
+        size = kinds[_kind(recipe["changes"])] or 1
         found.append(
             Recipe(
                 name=recipe["name"],
@@ -83,7 +83,7 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]], planned: Mapping[str, 
                 weights_clipped=_mean(seeds, "weights_clipped"),
             )
         )
-    return [found[0], *_adjust(found[1:], families)]
+    return [found[0], *_adjust(found[1:], kinds)]
 
 
 def _mean(seeds: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -91,7 +91,7 @@ def _mean(seeds: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return None if None in values else fmean(values)
 
 
-def _family(changes: Mapping[str, Any]) -> frozenset[str]:
+def _kind(changes: Mapping[str, Any]) -> frozenset[str]:
     """The kinds of estimators that a recipe changes."""
     return frozenset(name.removesuffix("_args") for name in changes.get("grpo", {}))
 
@@ -101,11 +101,11 @@ def _rate(seed: Mapping[str, Any], mode: str) -> float:
     return float(solved / episodes)
 
 
-def _adjust(recipes: Sequence[Recipe], families: Mapping[frozenset[str], int]) -> list[Recipe]:
+def _adjust(recipes: Sequence[Recipe], kinds: Mapping[frozenset[str], int]) -> list[Recipe]:
     """The recipes with Holm's p values; those that are not finished count as if their p were larger."""
     adjusted: dict[str, float] = {}
-    for family, size in families.items():
-        members = [one for one in recipes if _family(one.changes) == family]
+    for kind, size in kinds.items():
+        members = [one for one in recipes if _kind(one.changes) == kind]
         largest = 0.0
         for place, recipe in enumerate(sorted(members, key=lambda one: one.p)):
             largest = max(largest, min(1.0, (size - place) * recipe.p))
