@@ -384,7 +384,7 @@ def test_ranks_train_an_adapter_as_one_does(
     batch: str,
     memory: str,
 ) -> None:
-    """Two of four ranks hold no rows of A. What leaves the ranks is the sum of base and product."""
+    """Two of four ranks hold no rows of A. The ranks give out the sum of base and product."""
     policy, grpo = adapted(setup.trained, is_fresh=False), {"reduction": "token_mean", "kl_coefficient": 0.1}
     samples, options = batches[batch], optimizer_options(matrices, **MEMORY[memory])
     expected = alone(policy, samples, matrices, grpo)

@@ -144,7 +144,7 @@ class PolicyOptions(StrictModel):
         "no activations in memory.",
     )
     adapter: AdapterOptions | None = Field(
-        None, description="What is trained in place of the weights. None: the weights."
+        None, description="Adapter that is trained in place of the weights. None: the weights are."
     )
     tiny: TinyPolicyOptions = Field(default_factory=TinyPolicyOptions, description="Sizes, with source tiny.")
 

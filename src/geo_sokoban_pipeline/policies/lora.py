@@ -113,7 +113,7 @@ class Adapter:
         }
 
     def first_value(self, name: str, like: Tensor) -> Tensor:
-        """What a matrix begins with: B is 0, A uniform within ±1/√width, as peft's; it depends on seed and name."""
+        """First value of a matrix: B is 0, A uniform within ±1/√width, as peft's; it depends on seed and name."""
         if name.endswith("lora_B.weight"):
             return torch.zeros(like.shape, dtype=like.dtype)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "adapter", name))

@@ -343,7 +343,7 @@ def _plan_phases(
         ),
     }
     if policy.adapter is not None:
-        # What the ranks send lies beside what it is copied into; else larger parts follow.
+        # Sent weights lie beside their copies; without an adapter larger parts follow.
         phases["gathering"] = _sum((graph, gathered(2 * root)))
     if model.root.trained:
         # The gradient of the embeddings is made whole. That of a tied head is summed with it, not in place.

@@ -176,7 +176,7 @@ def _options(changes: Mapping[str, Any]) -> str:
 
 
 def describe_differences(recipes: Sequence[Recipe]) -> str:
-    """What differs from the study's own recipe for certain, and how large a difference may hide in the others."""
+    """Recipes that differ from the study's own for certain, and the difference that the others may have."""
     others = [one for one in recipes if one.difference is not None]
     certain = [one for one in others if one.p < _LEVEL]
     sides = {

@@ -159,7 +159,7 @@ def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, 
             train = merge(study.train, changes, {"policy": start, "warm_start": {"steps": 0}})
             compared = {**base, **_override(task, base, train, data, share)}
             everything = _resolve(f"study_{name}.recipes.{recipe}", task, compared)
-            # What the warm start was made with is not among them.
+            # A recipe's own options do not say how its warm start was made.
             both = compared, {**everything, "start": {name: resolved[task.run][name] for name in _START}}
             members.append(_member(task, f"{run_id}-{recipe}", "train", recipe, seed, own, *both, run_id))
         for imitate in study.controls:

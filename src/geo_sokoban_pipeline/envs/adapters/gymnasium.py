@@ -1,7 +1,7 @@
 """Environments of gymnasium: `env.factory=gymnasium:<id>`, and the base of a task in one.
 
 A response is text and an action is not, so every response is mapped: by the words of `actions`, or by a parser of the
-user's. What the mapping does not give is never passed on, and nothing is passed on after the end of an episode.
+user's. An environment gets actions of the mapping alone, and none after the end of an episode.
 
 The column `seed` of a prompt decides the first state, which the prompt shows; all that the environment draws from there
 on follows from the seed of the episode.
@@ -265,7 +265,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _load(field: str, load: Callable[[str], Any], name: str) -> Any:
-    """What an argument names.
+    """The module or object that an argument names.
 
     Raises:
         ValueError: it cannot be found.
