@@ -12,7 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
-from geo_sokoban_pipeline.policies.weights import TensorFile, TensorSpec, WeightSource, plan_buckets, write_tensors
+from geo_sokoban_pipeline.policies.weights import (
+    SharedBytes,
+    TensorFile,
+    TensorSpec,
+    WeightSource,
+    plan_buckets,
+    write_tensors,
+)
 from geo_sokoban_pipeline.runs.storage import (
     CorruptFolderError,
     Filled,
@@ -132,9 +139,9 @@ def test_a_folder_holds_every_tensor_once_in_files_of_the_library(tmp_path: Path
     given = named_tensors([3, 1, 700, 2])
     source, read = source_of(given), []
 
-    def collect(specs: Mapping[str, TensorSpec]) -> list[tuple[str, torch.Tensor]]:
+    def collect(specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> torch.Tensor:
         read.append((list(specs), len(list((tmp_path / "new").iterdir()))))
-        return source.collect(specs)
+        return source.collect(specs, memory)
 
     replace(source, collect=collect).write(tmp_path / "new", 16)
     assert read == [(["0", "1"], 0), (["2"], 1), (["3"], 2)]

@@ -408,6 +408,8 @@ def test_gpus(server: dict[str, Any], gpus: list[int], state: str, text: str) ->
         ({"update": "group"}, "auto", "server 0 shares GPU 0 with a rank; nccl takes one process a GPU"),
         ({"update": "group", "first_gpu": 1}, "auto", None),
         ({"update": "group"}, "cpu", None),  # by gloo
+        ({}, "auto", None),  # by ipc
+        ({"first_gpu": 1}, "auto", None),
         ({"update": "ipc"}, "auto", None),
         ({"update": "ipc"}, "cpu", "update=ipc: the policy is on the CPU"),
     ],

@@ -125,8 +125,8 @@ def main(folder: str, count: int, tensor_parallel: int, bucket_bytes: int) -> No
         trained = everywhere(peak)
         source, sent, waiting = backend.weight_source(), 0, everywhere(forget_peak)
         source = source.cast(dict.fromkeys(source.specs, "bfloat16"))
-        for specs in plan_buckets(source.specs, bucket_bytes):
-            sent += sum(map(len, pack_tensors(source.collect(specs))))
+        for specs in plan_buckets(source.specs, bucket_bytes // 2):
+            sent += sum(map(len, pack_tensors(source.collect(specs, None), specs)))
         after = everywhere(peak)
     found = {
         "grown": [max(most) - first for *most, first in zip(trained, after, before, strict=True)],

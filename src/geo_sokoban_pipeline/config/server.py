@@ -158,11 +158,13 @@ class ServerOptions(StrictModel):
         "masked wherever they would be shown or stored.",
     )
 
-    update: Literal["tensors", "disk", "group", "ipc"] = Field(
-        "tensors",
+    update: Literal["tensors", "disk", "group", "ipc"] | None = Field(
+        None,
         description="How weights reach the servers: in requests; through a folder that both can read; by a process "
         "group with all servers, which must reach this machine (nccl where trainer and servers compute on GPUs of "
-        "their own; else gloo); or as handles of GPU memory (CUDA IPC), for servers on the trainer's own GPUs.",
+        "their own; else gloo); or as handles of GPU memory (CUDA IPC), for servers on the trainer's own GPUs. None: "
+        "ipc for launched servers that begin at GPU 0 or are colocated, unless Ray places them; group for other "
+        "launched ones; tensors for those of `urls`.",
     )
     bucket_bytes: int = Field(
         512 << 20,
@@ -247,6 +249,11 @@ class ServerOptions(StrictModel):
                 f"update=ipc with device={self.device}: only GPUs share memory so; take update=group.",
             ),
             (
+                self.update == "tensors" and not is_attached and self.tensor_parallel > 1,
+                f"update=tensors with tensor_parallel={self.tensor_parallel}: a server takes all weights once for each "
+                "of its processes; leave update out, or take update=group.",
+            ),
+            (
                 elsewhere,
                 f"update=ipc with urls={elsewhere}: handles of GPU memory are good on this machine alone; take "
                 "update=group.",
@@ -270,6 +277,19 @@ class ServerOptions(StrictModel):
         if not is_everywhere(self.host):
             return f"[{self.host}]" if ":" in self.host.strip("[]") else self.host
         return "[::1]" if ":" in self.host else "127.0.0.1"
+
+    def way(self, *, on_gpu: bool) -> str:
+        """How weights reach the servers; see `update`.
+
+        Args:
+            on_gpu: whether this process has the weights on a GPU of the servers' machine.
+        """
+        if self.update is not None:
+            return self.update
+        if self.mode == "attach":
+            return "tensors"
+        shares = on_gpu and self.device == "cuda" and (self.colocated or self.first_gpu == 0)
+        return "ipc" if shares else "group"
 
     @property
     def gpus(self) -> int:

@@ -11,6 +11,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -26,6 +27,7 @@ _PATIENCE = dist.default_pg_timeout  # of gloo
 _SUMS = "where the ranks connect for sums"
 _CONNECTING = 60.0  # seconds
 _SHARED_BYTES = 256 << 20  # at most, for sums by shared memory
+_ALIGNMENT = 8  # bytes of the largest type
 
 
 class LeftRankError(RuntimeError):
@@ -45,6 +47,23 @@ def interface_of(address: str) -> str:
             "with --node-ip-address=<an address that the others reach>."
         )
     return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank holds of a tensor.
+
+    Attributes:
+        own: part of this rank.
+        shape: of the whole tensor.
+        ranks: those that hold its parts.
+        of: where the part of a rank lies in the whole tensor.
+    """
+
+    own: Tensor
+    shape: Sequence[int]
+    ranks: Sequence[int]
+    of: Callable[[Tensor, int], Tensor]
 
 
 class Rendezvous:
@@ -190,41 +209,57 @@ class Group:
                 tensor.copy_(whole)
 
     @torch.no_grad()
-    def collect(
-        self,
-        own: Tensor,
-        shape: Sequence[int],
-        ranks: Sequence[int],
-        part_of: Callable[[Tensor, int], Tensor],
-        owner: int,
-    ) -> Tensor | None:
+    def collect(self, part: Part, dtype: torch.dtype | None, owner: int) -> Tensor | None:
         """A whole tensor on one of the ranks that hold its parts; None on all others, which call this too.
 
+        It is in the memory of the CPU.
+
         Args:
-            own: this rank's part, contiguous. It is sent by gloo from the memory of the CPU, by nccl from a GPU.
-            shape: of the whole tensor.
-            ranks: those that hold the parts.
-            part_of: where the part of a rank lies in the whole tensor.
+            dtype: in which it is sent; None: its own.
             owner: the rank that gets it.
         """
-        if self.rank not in ranks:
+        if self.rank not in part.ranks:
             return None
+        own = part.own.to("cpu", dtype).contiguous()
         if self.rank != owner:
             if own.numel():
                 dist.send(own, owner)
             return None
-        if len(ranks) == 1:
+        if len(part.ranks) == 1:
             return own
-        whole = own.new_empty(shape)
-        for rank in ranks:
-            part = part_of(whole, rank)
+        whole = own.new_empty(part.shape)
+        for rank in part.ranks:
+            place = part.of(whole, rank)
             if rank == owner:
-                part.copy_(own)
-            elif part.numel():
-                received = part.contiguous()  # the part itself, unless it is a range of columns
+                place.copy_(own)
+            elif place.numel():
+                received = place.contiguous()  # the place itself, unless it is a range of columns
                 dist.recv(received, rank)
-                part.copy_(received)
+                place.copy_(received)
         return whole
+
+    @torch.no_grad()
+    def collect_bucket(self, parts: Sequence[tuple[Part, Tensor]]) -> None:
+        """Fill whole tensors on rank 0, by one collective, which goes by nccl from GPUs.
+
+        Args:
+            parts: of tensors, in their types, and these; on other ranks they may be on no device.
+        """
+        own = [part.own.flatten().view(torch.uint8) for part, _ in parts if self.rank in part.ranks]
+        lengths = [
+            sum(part.of(whole, rank).nbytes for part, whole in parts if rank in part.ranks) for rank in range(self.size)
+        ]
+        sent = torch.cat([*own, parts[0][0].own.new_empty(-lengths[self.rank] % _ALIGNMENT, dtype=torch.uint8)])
+        received = [length + -length % _ALIGNMENT if self.rank == 0 else 0 for length in lengths]
+        found = sent.new_empty(sum(received))
+        dist.all_to_all_single(found, sent, received, [len(sent), *[0] * (self.size - 1)])
+        for rank, row in enumerate(found.split(received)):
+            first = 0
+            for part, whole in parts if self.rank == 0 else ():
+                if rank in part.ranks:
+                    place = part.of(whole, rank)
+                    place.copy_(row[first : first + place.nbytes].view(place.dtype).view(place.shape))
+                    first += place.nbytes
 
     def close(self) -> None:
         """Leave the group."""

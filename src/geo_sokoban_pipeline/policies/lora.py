@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from geo_sokoban_pipeline.config.policy import AdapterOptions
 from geo_sokoban_pipeline.policies.weights import (
     WEIGHT_METADATA,
-    Bucket,
+    SharedBytes,
     TensorSpec,
     WeightSource,
+    cut,
     is_adapter,
     write_checkpoint,
     write_tensors,
@@ -267,14 +268,13 @@ def open_weights(folder: Path) -> WeightSource:
     kind = TensorSpec.of(next(iter(matrices.values()))).dtype
     sums = base.cast(dict.fromkeys(base.specs, kind))
 
-    def collect(specs: Mapping[str, TensorSpec]) -> Bucket:
-        bucket = base.collect(specs)
-        for place, (name, weight) in enumerate(bucket):
+    def collect(specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor:
+        flat = base.collect(specs, memory)
+        for name, weight in cut(flat, specs):
             layer = name.removesuffix(".weight")
             if (a := matrices.get(f"{layer}.lora_A.weight")) is not None:
-                whole = merge(weight, a, matrices[f"{layer}.lora_B.weight"], adapter.scale)
-                bucket[place] = name, whole.to(getattr(torch, specs[name].dtype))
-        return bucket
+                weight.copy_(merge(weight, a, matrices[f"{layer}.lora_B.weight"], adapter.scale))
+        return flat
 
     return replace(sums, collect=collect, state=lambda: str(folder), folder=None)
 
@@ -293,8 +293,7 @@ def share_policy(folder: Path, entries: Mapping[str, Any]) -> FolderWriter:
         (target / MERGED_APART).mkdir()
         for name in apart:
             (target / name).rename(target / MERGED_APART / name)
-        read = source.collect
-        files = write_checkpoint(target, source.specs, lambda name, _: read({name: source.specs[name]})[0][1])
+        files = write_checkpoint(target, source.specs, lambda name, _: source.read_one(name))
         return Filled(dict(entries), files)
 
     return write

@@ -161,7 +161,7 @@ def save_policy(policy: Policy, folder: Path, largest: int = SHARD_BYTES) -> Fil
     source = WeightSource.of_model(policy.model)
 
     def collect(name: str, owner: int) -> Any:
-        return source.collect({name: source.specs[name]})[0][1]
+        return source.read_one(name)
 
     return write_checkpoint(folder, source.specs, collect, largest=largest)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -37,8 +38,8 @@ WEIGHT_METADATA = {"format": "pt"}
 # safetensors' names and bytes of torch's types, in the order in which a file holds them.
 _TYPES = {"float64": ("F64", 8), "float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 
-# Weights by name that are in memory together. The receiver takes them out, so that each is dropped when it is sent.
-Bucket = list[tuple[str, Any]]
+# Whether processes of this machine can map memory of each other (Linux).
+CAN_SHARE = hasattr(os, "memfd_create")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,33 @@ class TensorSpec:
     def bytes(self) -> int:
         """Size in a file."""
         return math.prod(self.shape) * _TYPES[self.dtype][1]
+
+
+class SharedBytes:
+    """Memory of the CPU that other processes of this machine map; it is freed with its last user.
+
+    It is pickled as the path at which it is mapped, so a process that is sent one shares it.
+
+    Attributes:
+        tensor: (size,) uint8.
+    """
+
+    def __init__(self, size: int, path: str | None = None) -> None:
+        import torch
+
+        self._size, self._path, self._file = size, path, -1
+        if path is None:
+            self._file = os.memfd_create("weights")
+            os.ftruncate(self._file, max(size, 1))
+            self._path = f"/proc/{os.getpid()}/fd/{self._file}"
+        self.tensor = torch.from_file(self._path, shared=True, size=size, dtype=torch.uint8)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedBytes, (self._size, self._path)
+
+    def __del__(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
 
 
 def published_spec(name: str, parameter: Any) -> TensorSpec:
@@ -114,13 +142,14 @@ class WeightSource:
 
     Attributes:
         specs: by Hugging Face name; each weight is delivered in its type.
-        collect: the weights of some specs; other processes send what they alone hold.
+        collect: a bucket: (bytes,) uint8 of the weights of some specs, one behind the other (`cut`), on their device.
+            Other processes send what they alone hold. It may be put into the memory that is given, as far as that goes.
         state: of the weights; another value after every change.
         folder: of the policy that they are read from; None: they are in memory.
     """
 
     specs: Mapping[str, TensorSpec]
-    collect: Callable[[Mapping[str, TensorSpec]], Bucket]
+    collect: Callable[[Mapping[str, TensorSpec], SharedBytes | None], Tensor]
     state: Callable[[], Hashable]
     folder: Path | None = None
 
@@ -134,11 +163,12 @@ class WeightSource:
         if model.device.type == "meta":
             raise ValueError("this process holds a part of the policy, so an engine needs the weights of the backend.")
 
-        def collect(specs: Mapping[str, TensorSpec]) -> Bucket:
+        def collect(specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor:
             own = dict(model.named_parameters())
-            return [
-                (name, _cast(transpose_experts(name, whole(name, own[name])), spec)) for name, spec in specs.items()
-            ]
+            flat = empty_bucket(specs, memory, model.device)
+            for name, place in cut(flat, specs):
+                place.copy_(transpose_experts(name, whole(name, own[name])).detach())
+            return flat
 
         def whole(name: str, weight: Tensor) -> Tensor:
             """A weight with the adapter that its layer may have."""
@@ -166,14 +196,14 @@ class WeightSource:
                     specs[name] = TensorSpec(types[part.get_dtype()], tuple(part.get_shape()))
                     paths[name] = path
 
-        def read(name: str) -> Tensor:
-            note_progress()
-            # Opened anew for each tensor: pages read of an open file count in this process's memory.
-            with safe_open(paths[name], "pt") as file:
-                return file.get_tensor(name).clone()
-
-        def collect(specs: Mapping[str, TensorSpec]) -> Bucket:
-            return [(name, _cast(read(name), spec)) for name, spec in specs.items()]
+        def collect(specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor:
+            flat = empty_bucket(specs, memory)
+            for name, place in cut(flat, specs):
+                note_progress()
+                # Opened anew for each tensor: pages read of an open file count in this process's memory.
+                with safe_open(paths[name], "pt") as file:
+                    place.copy_(file.get_tensor(name))
+            return flat
 
         return cls(specs, collect, lambda: str(folder), folder)
 
@@ -183,34 +213,66 @@ class WeightSource:
 
     def read(self) -> Iterator[tuple[str, Any]]:
         """The weights, one at a time."""
-        for name, spec in self.specs.items():
-            yield from self.collect({name: spec})
+        for name in self.specs:
+            yield name, self.read_one(name)
+
+    def read_one(self, name: str) -> Tensor:
+        """One of the weights."""
+        specs = {name: self.specs[name]}
+        return next(cut(self.collect(specs, None), specs))[1]
 
     def write(self, folder: Path, bucket_bytes: int) -> None:
         """Write the weights into a new folder, for other processes to read: one file for each bucket."""
         folder.mkdir(parents=True)
         for number, specs in enumerate(plan_buckets(self.specs, bucket_bytes)):
-            write_tensors(folder / f"model-{number:05d}.safetensors", specs, dict(self.collect(specs)).pop)
+            held = dict(cut(self.collect(specs, None), specs))
+            write_tensors(folder / f"model-{number:05d}.safetensors", specs, held.__getitem__)
 
 
 def plan_buckets(specs: Mapping[str, TensorSpec], limit: int) -> Iterator[dict[str, TensorSpec]]:
-    """Specs of consecutive weights that are collected and sent together: at most `limit` bytes, or one weight."""
+    """Specs of consecutive weights that are collected and sent together: at most `limit` bytes, or one weight.
+
+    Within a bucket those of larger types come first, so that each begins at a multiple of its type's size.
+    """
+
+    def aligned() -> dict[str, TensorSpec]:
+        return dict(sorted(bucket.items(), key=lambda item: -_TYPES[item[1].dtype][1]))
+
     bucket: dict[str, TensorSpec] = {}
     held = 0
     for name, spec in specs.items():
         if bucket and held + spec.bytes > limit:
-            yield bucket
+            yield aligned()
             bucket, held = {}, 0
         bucket[name] = spec
         held += spec.bytes
     if bucket:
-        yield bucket
+        yield aligned()
 
 
-def _cast(tensor: Any, spec: TensorSpec) -> Any:
+def empty_bucket(specs: Mapping[str, TensorSpec], memory: SharedBytes | None, device: Any = "cpu") -> Tensor:
+    """(bytes,) uint8 with room for the weights of some specs.
+
+    Args:
+        memory: to be used where `device` is the CPU.
+    """
     import torch
 
-    return tensor.detach().to(getattr(torch, spec.dtype))
+    size = sum(spec.bytes for spec in specs.values())
+    if memory is not None and torch.device(device).type == "cpu":
+        return memory.tensor[:size]
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def cut(flat: Tensor, specs: Mapping[str, TensorSpec]) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a bucket by name, sharing its memory."""
+    import torch
+
+    first = 0
+    for name, spec in specs.items():
+        end = first + spec.bytes
+        yield name, flat[first:end].view(getattr(torch, spec.dtype)).view(spec.shape)
+        first = end
 
 
 def order_tensors(specs: Mapping[str, TensorSpec]) -> list[str]:

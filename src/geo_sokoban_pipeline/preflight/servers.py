@@ -358,10 +358,11 @@ def _check_update(name: str, options: TrainOptions) -> list[Check]:
             "take update=group",
         ),
         (
-            not on_cpu and server.update == "group" and server.first_gpu < ranks,
+            not on_cpu and server.way(on_gpu=True) == "group" and server.first_gpu < ranks,
             "weights",
             "failure",
-            f"{name}.update=group: server 0 shares GPU {server.first_gpu} with a rank; nccl takes one process a GPU",
+            f"{name}.update={server.update or 'null'} sends weights by a group, and server 0 shares GPU "
+            f"{server.first_gpu} with a rank; nccl takes one process a GPU",
             f"take update=ipc, or first_gpu={ranks}",
         ),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.distributed.group import Group
@@ -20,7 +21,13 @@ from geo_sokoban_pipeline.distributed.process import WorkerError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, load_empty
 from geo_sokoban_pipeline.policies.preparing import open_teacher
-from geo_sokoban_pipeline.policies.weights import Bucket, TensorSpec, WeightSource, published_specs
+from geo_sokoban_pipeline.policies.weights import (
+    CAN_SHARE,
+    SharedBytes,
+    TensorSpec,
+    WeightSource,
+    published_specs,
+)
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.base import Batch, TrainBackend
@@ -127,6 +134,7 @@ class RankedBackend:
             shards = {"none": 1, "full": workers.size, "hybrid": workers.size // shape.replicas}[shape.sharding]
             self._first_copies = [rank % shards for rank in range(workers.size)]
         workers.before_rollout = self.renew if self._is_apart else None
+        self._shares_memory = CAN_SHARE and workers.drives_a_rank and policy.device == "cpu"
 
     @property
     def own(self) -> TorchBackend:
@@ -208,8 +216,12 @@ class RankedBackend:
             self._compare_copies()
         return self._workers.write(folder, method, everywhere=self._is_sharded)
 
-    def _collect(self, specs: Mapping[str, TensorSpec]) -> Bucket:
-        return self._workers.call_all("backend.collect", specs)[0]
+    def _collect(self, specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor:
+        if not self._shares_memory:
+            memory = None
+        elif memory is None:
+            memory = SharedBytes(sum(spec.bytes for spec in specs.values()))
+        return self._workers.call_all("backend.collect", specs, memory)[0]
 
     def _note_change(self) -> None:
         self._is_stale = True

@@ -36,7 +36,7 @@ from geo_sokoban_pipeline.distributed.fsdp import (
     shard_policy,
     synchronise_next,
 )
-from geo_sokoban_pipeline.distributed.group import Group
+from geo_sokoban_pipeline.distributed.group import Group, Part
 from geo_sokoban_pipeline.distributed.slices import (
     Slice,
     StoredTensors,
@@ -78,9 +78,11 @@ from geo_sokoban_pipeline.policies.policy import (
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, cut_images
 from geo_sokoban_pipeline.policies.weights import (
     SHARD_BYTES,
-    Bucket,
+    SharedBytes,
     TensorSpec,
     WeightSource,
+    cut,
+    empty_bucket,
     order_tensors,
     published_spec,
     published_specs,
@@ -131,16 +133,28 @@ class RankState:
         # Not the model's own state: a step of fused AdamW leaves the versions of torch's tensors as they are.
         return replace(WeightSource.of_model(self.policy.model), state=lambda: self._changes)
 
-    def collect(self, specs: Mapping[str, TensorSpec]) -> Bucket:
-        """Whole weights in the published layout and the types of their specs, on rank 0; every rank calls this.
+    @torch.no_grad()
+    def collect(self, specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor | None:
+        """A bucket of whole weights in the published layout, on rank 0; None on the others, which all call this too.
 
-        Other ranks send their rows, one tensor at a time, and get nothing. A tensor stays on the device of the weights.
+        Args:
+            memory: into which all ranks write what they hold; None: one collective brings it to rank 0, where the
+                bucket is on the device of the weights.
         """
-        found = (
-            (name, self._collect_one(name, 0, getattr(torch, spec.dtype), on_device=True))
-            for name, spec in specs.items()
-        )
-        return [(name, whole) for name, whole in found if whole is not None]
+        assert self._group is not None
+        rank, is_written = self._group.rank, memory is not None or self._group.size == 1
+        device = own_part(next(iter(self._parameters.values()))).device if is_written or rank == 0 else "meta"
+        flat, sent = empty_bucket(specs, memory, device), []
+        for name, whole in cut(flat, specs):
+            note_progress()
+            part = self._part(name, 0)
+            if not is_written:
+                sent.append((replace(part, own=part.own.to(whole.dtype)), whole))
+            elif rank in part.ranks:
+                part.of(whole, rank).copy_(part.own)
+        if sent:
+            self._group.collect_bucket(sent)
+        return flat if rank == 0 else None
 
     @torch.no_grad()
     def renew(self) -> None:
@@ -182,33 +196,35 @@ class RankState:
         """Layers with an adapter, by the names of their weights."""
         return adapted_layers(self.trained_policy.model)
 
-    @torch.no_grad()
-    def _collect_one(
-        self, name: str, owner: int, dtype: torch.dtype | None = None, *, on_device: bool = False
-    ) -> Tensor | None:
+    def _collect_one(self, name: str, owner: int, dtype: torch.dtype | None = None) -> Tensor | None:
         """A whole weight in the published layout, on one rank; None on the others, which all call this too.
-
-        Each rank adds the adapter to its own rows, which takes the whole of A.
 
         Args:
             owner: the rank that gets it.
             dtype: in which it is sent; None: its own.
-            on_device: it is sent and stays on the device of the weights, not in the memory of the CPU.
         """
         assert self._group is not None
         note_progress()
+        return self._group.collect(self._part(name, owner), dtype, owner)
+
+    @torch.no_grad()
+    def _part(self, name: str, owner: int) -> Part:
+        """This rank's part of a weight in the published layout; a collective where that has an adapter.
+
+        Each rank adds the adapter to its own rows, which takes the whole of A.
+
+        Args:
+            owner: the rank that gets the whole weight; of copies its own are sent.
+        """
         parameter = self._parameters[name]
         held, shape = own_part(parameter), published_spec(name, parameter).shape
         if (layer := self._adapted.get(name)) is not None:
             held = merge(held, gather(layer.lora_A.weight.detach()), own_part(layer.lora_B.weight), layer.scale)
-        own = transpose_experts(name, held).to(held.device if on_device else "cpu", dtype).contiguous()
         ranks = next((ranks for ranks in copies_of(parameter) if owner in ranks), [owner])
         rows = dict(zip(ranks, split_rows(shape[0], len(ranks)), strict=True))
-
-        def part_of(whole: Tensor, rank: int) -> Tensor:
-            return whole[rows[rank].start : rows[rank].stop]
-
-        return self._group.collect(own, shape, ranks, part_of, owner)
+        return Part(
+            transpose_experts(name, held), shape, ranks, lambda whole, rank: whole[rows[rank].start : rows[rank].stop]
+        )
 
     def _gather(self, name: str, dtype: torch.dtype) -> Tensor:
         """A whole weight in a type, on every rank; a collective."""

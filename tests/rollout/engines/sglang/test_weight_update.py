@@ -14,6 +14,7 @@ from aiohttp import web
 from torch.multiprocessing import reductions
 
 from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.policies.weights import cut, plan_buckets
 from geo_sokoban_pipeline.rollout.engines.sglang import weight_update
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     TESTED_VERSION,
@@ -26,7 +27,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import (
     UpdateGroup,
     WeightUpdate,
     own_address,
-    pack_handles,
+    pack_handle,
     pack_tensors,
 )
 from given_weights import named_tensors, source_of
@@ -36,19 +37,22 @@ from servers import PYTHON, attached, need_environment
 pytestmark = pytest.mark.xdist_group("sglang")
 
 
+def bucket_of(tensors):
+    """A bucket, and the specs of what it holds."""
+    source = source_of(tensors)
+    (specs,) = plan_buckets(source.specs, 1 << 30)
+    return source.collect(specs, None), specs
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_payload_holds_no_more_than_its_tensors(dtype):
-    whole = torch.arange(100_000).to(dtype)
-    turned = torch.arange(6).to(dtype).view(2, 3).T
-    bucket = [("a", whole[10:14]), ("b", torch.nn.Parameter(torch.ones(2, 3, dtype=dtype))), ("c", turned)]
-    pieces = pack_tensors(bucket)
-    assert bucket == []
-    text = b"".join(pieces)
-    assert len(text) < 4000
+def test_a_payload_holds_each_tensor_once(dtype):
+    given = {str(number): torch.arange(2000 * number).view(2, -1).to(dtype) for number in range(1, 4)}
+    flat, specs = bucket_of(given)
+    text = b"".join(pack_tensors(flat, specs))
+    assert len(text) < 1.4 * len(flat) + 4000
     read = pickle.loads(base64.b64decode(text, validate=True))
-    assert [name for name, _ in read] == ["a", "b", "c"]
-    assert torch.equal(read[0][1], whole[10:14]) and torch.equal(read[2][1], turned)
-    assert (read[1][1].shape, read[1][1].requires_grad) == ((2, 3), False)
+    assert [name for name, _ in read] == list(given)
+    assert all(torch.equal(tensor, given[name]) for name, tensor in read)
 
 
 READ_HANDLES = """
@@ -56,13 +60,17 @@ import sys, torch
 from torch.multiprocessing import reductions
 from sglang.srt.utils.common import MultiprocessingSerializer
 from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 monkey_patch_torch_reductions()
-opened = []
-reductions._rebuild_cuda_tensor_original = lambda *given: opened.append(given) or torch.zeros(tuple(given[1]))
+opened, memory = [], torch.arange(24, dtype=torch.uint8)
+reductions._rebuild_cuda_tensor_original = lambda *given: opened.append(given) or memory
 torch.cuda.device_count = lambda: 2
 torch.cuda.get_device_properties = lambda number: type("Gpu", (), {"uuid": f"GPU-{number}"})
-names = [name for name, _ in MultiprocessingSerializer.deserialize(sys.stdin.read())]
-print(names, [(tuple(one[1]), one[5], one[6], one[7]) for one in opened])
+read = MultiprocessingSerializer.deserialize(sys.stdin.read())
+bucket = FlattenedTensorBucket(flattened_tensor=read["flattened_tensor"], metadata=read["metadata"])
+print([(tuple(one[1]), one[5], one[6], one[7]) for one in opened],
+      [(name, tensor.dtype, tensor.shape, int(tensor.view(torch.uint8).flatten()[0]))
+       for name, tensor in bucket.reconstruct_tensors()])
 """
 
 
@@ -76,22 +84,22 @@ def test_a_server_reads_handles_of_gpu_memory(monkeypatch):
 
     monkeypatch.setattr(reductions, "reduce_tensor", reduce_tensor)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"GPU-{number - 6}"))
-    bucket = [("a", torch.zeros(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
-    text = b"".join(pack_handles(bucket)).decode()
-    assert [name for name, _ in bucket] == ["a", "b"], "they must live until the server has answered"
+    flat, specs = bucket_of({"b": torch.zeros(4, dtype=torch.bfloat16), "a": torch.zeros(2, 2)})
+    text = b"".join(pack_handle(flat, specs)).decode()
     need_environment()
     read = subprocess.run([str(PYTHON), "-c", READ_HANDLES], input=text, capture_output=True, text=True, check=False)
     assert read.returncode == 0, read.stderr[-2000:]
-    expected = [((2, 3), torch.float32, 1, b"handle"), ((4,), torch.bfloat16, 1, b"handle")]
-    assert read.stdout.splitlines()[-1] == f"['a', 'b'] {expected}"
+    opened = [((24,), torch.uint8, 1, b"handle")]
+    tensors = [("a", torch.float32, torch.Size([2, 2]), 0), ("b", torch.bfloat16, torch.Size([4]), 16)]
+    assert read.stdout.splitlines()[-1] == f"{opened} {tensors}"
 
 
 @pytest.mark.parametrize("count", range(1, 8))
 def test_payloads_of_any_length(count):
     """Pieces of base64 meet wherever a tensor ends."""
-    given = [(str(number), torch.arange(count * 40_000 + number, dtype=torch.uint8)) for number in range(3)]
-    read = pickle.loads(base64.b64decode(b"".join(pack_tensors(list(given))), validate=True))
-    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(read, given, strict=True))
+    flat, specs = bucket_of({str(number): torch.arange(count * 20_000 + number).bfloat16() for number in range(3)})
+    read = pickle.loads(base64.b64decode(b"".join(pack_tensors(flat, specs)), validate=True))
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(read, cut(flat, specs), strict=True))
 
 
 def test_a_bucket_is_broadcast_as_bytes_in_the_order_of_its_description():
@@ -99,15 +107,13 @@ def test_a_bucket_is_broadcast_as_bytes_in_the_order_of_its_description():
     try:
         assert [body["rank_offset"] for body in group.invitations] == [1]
         assert group.invitations[0]["world_size"] == 3
-        bucket = [("a", torch.tensor([[1.0, 2.0]])), ("b", torch.tensor([3.0], dtype=torch.bfloat16))]
-        fields = group.describe(bucket)
+        flat, specs = bucket_of({"b": torch.tensor([3.0], dtype=torch.bfloat16), "a": torch.tensor([[1.0, 2.0]])})
+        fields = group.describe(specs)
         assert (fields["names"], fields["dtypes"], fields["shapes"]) == (
             ["a", "b"],
             ["float32", "bfloat16"],
             [[1, 2], [1]],
         )
-        flat = group.flatten(bucket)
-        assert bucket == []
         assert flat[:8].view(torch.float32).tolist() == [1.0, 2.0]
         assert flat[8:].view(torch.bfloat16).tolist() == [3.0]
     finally:
@@ -173,7 +179,7 @@ def test_who_is_sent_weights_again(monkeypatch, mine, other, broken, expected):
     monkeypatch.setattr(weight_update, "UpdateGroup", Group)
     monkeypatch.setattr(Group, "broken", broken)
     clients = [OneServer("http://127.0.0.1:1", **mine), OneServer("http://127.0.0.1:2", **other)]
-    update = WeightUpdate(dict.fromkeys(clients, 1), ServerOptions(update="group", bucket_bytes=8))
+    update = WeightUpdate(dict.fromkeys(clients, 1), ServerOptions(bucket_bytes=8), "group")
     asyncio.run(update.send(source_of(named_tensors([2, 2])), "1-tag"))
     names = {"http://127.0.0.1:1": "one", "http://127.0.0.1:2": "other"}
     assert {names[client.url]: type(fault) for client, fault in update.faults.items()} == expected
@@ -184,7 +190,7 @@ def test_who_is_sent_weights_again(monkeypatch, mine, other, broken, expected):
 def test_a_refusal_ends_the_update(monkeypatch):
     monkeypatch.setattr(weight_update, "UpdateGroup", Group)
     client = OneServer("http://127.0.0.1:1", **{BROADCAST: [RequestRefused("no such weight")]})
-    update = WeightUpdate({client: 1}, ServerOptions(update="group"))
+    update = WeightUpdate({client: 1}, ServerOptions(), "group")
     with pytest.raises(RequestRefused, match="no such weight"):
         asyncio.run(update.send(source_of(named_tensors([2])), "1-tag"))
     assert client.heard[-1] == "destroy_weights_update_group"

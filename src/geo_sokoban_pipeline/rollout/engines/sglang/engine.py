@@ -22,9 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.weights import Bucket, TensorSpec, WeightSource
+from geo_sokoban_pipeline.policies.weights import SharedBytes, TensorSpec, WeightSource
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, empty_result
@@ -109,7 +111,9 @@ class SglangEngine:
         self._dispatcher = Dispatcher(self._fleet, self.limits, self._versions.__getitem__)
 
     def _make_fleet(self) -> Fleet:
-        return Fleet(self._options, self.policy, self._launcher)
+        # Of servers that Ray places this process may see no GPU.
+        way = self._options.way(on_gpu=self.policy.device != "cpu" and self._launcher is HERE)
+        return Fleet(self._options, self.policy, self._launcher, way)
 
     def bring_back(self, number: int, life: int, reason: str) -> None:
         """Restart a server that another process has found lost, unless a later life of it has begun.
@@ -205,7 +209,7 @@ class SglangEngine:
         self._versions[self.tag] = version
         before, self._folder = self._folder, None
         given = weights.cast(dict.fromkeys(weights.specs, self._dtype))
-        if self._options.update == "disk":
+        if self._fleet.way == "disk":
             self._folder = self._scratch.path / self.tag
             given.write(self._folder, self._options.bucket_bytes)
             given = WeightSource.of_folder(self._folder)
@@ -245,9 +249,16 @@ class SglangEngine:
         self._answers.put(EngineStopped("the requests were cancelled."))  # a thread may wait for an answer
         self._answers = queue.SimpleQueue()
 
-    def _collect(self, weights: WeightSource, version: int, state: Hashable, specs: Mapping[str, TensorSpec]) -> Bucket:
+    def _collect(
+        self,
+        weights: WeightSource,
+        version: int,
+        state: Hashable,
+        specs: Mapping[str, TensorSpec],
+        memory: SharedBytes | None,
+    ) -> Tensor:
         """Weights that a version has; checks that they have not changed since."""
-        bucket = weights.collect(specs)
+        bucket = weights.collect(specs, memory)
         if weights.state() != state:
             raise EngineStopped(
                 f"a server needs the weights of version {version} again, but the policy has changed since. Set "

@@ -261,13 +261,14 @@ class Fleet:
     Args:
         policy: the policy that they serve.
         launcher: of servers that are launched.
+        way: of weights, see `ServerOptions.way`.
 
     Attributes:
         restarts: how often a server was lost and brought back.
     """
 
-    def __init__(self, options: ServerOptions, policy: Policy, launcher: Launcher = HERE) -> None:
-        self.options = options
+    def __init__(self, options: ServerOptions, policy: Policy, launcher: Launcher = HERE, way: str = "tensors") -> None:
+        self.options, self.way = options, way
         self.restarts = 0
         self._launcher = launcher
         self.servers: list[Server] = []
@@ -474,7 +475,7 @@ class Fleet:
     async def _send(self, servers: Sequence[Server]) -> dict[Server, ServerFault]:
         """Send the current weights; returns faults of servers that did not get them."""
         assert self._weights is not None
-        update = WeightUpdate({server.client: server.ranks for server in servers}, self.options)
+        update = WeightUpdate({server.client: server.ranks for server in servers}, self.options, self.way)
         await update.send(self._weights, self._tag)
         return {server: update.faults[server.client] for server in servers if server.client in update.faults}
 

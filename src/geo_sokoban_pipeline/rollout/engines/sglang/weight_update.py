@@ -2,12 +2,13 @@
 
 Through a folder that the servers read (`disk`), in requests (`tensors`), by a broadcast in a process group of this
 process and the servers (`group`), or as handles of GPU memory that the servers open (`ipc`). Weights are read once for
-all servers, in buckets, so this process needs the memory of two buckets at most. A set of weights has a unique tag. The
-server repeats it with every response, so every token is attributed to the weights that sampled it.
+all servers, in buckets. The next one is collected and encoded while one is sent, so this process needs the memory of
+two. A set of weights has a unique tag. The server repeats it with every response, so every token is attributed to the
+weights that sampled it.
 
 The body of SGLang's `update_weights_from_tensor` is a pickle, which is written here and never read. With `tensors` it
-contains them by value, so a server may run on another machine. With `ipc` it contains handles of tensors that stay in
-the memory of a GPU, which a server of this machine opens.
+contains them by value, so a server may run on another machine. With `ipc` it contains one handle of a bucket, which
+stays in the memory of a GPU, and where in it the tensors lie; a server of this machine opens it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import json
 import pickle
 import socket
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,7 +36,7 @@ from torch.distributed import distributed_c10d
 from torch.multiprocessing import reductions
 
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.policies.weights import Bucket, WeightSource, plan_buckets
+from geo_sokoban_pipeline.policies.weights import CAN_SHARE, SharedBytes, TensorSpec, WeightSource, cut, plan_buckets
 from geo_sokoban_pipeline.processes import gloo_on
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     BadResponse,
@@ -55,14 +57,16 @@ class WeightUpdate:
     Args:
         ranks: processes of each server; each loads its part of every tensor.
         options: of the servers.
+        way: see `ServerOptions.way`.
 
     Attributes:
         faults: of servers that do not get the weights.
     """
 
-    def __init__(self, ranks: Mapping[ServerClient, int], options: ServerOptions) -> None:
+    def __init__(self, ranks: Mapping[ServerClient, int], options: ServerOptions, way: str) -> None:
         self.faults: dict[ServerClient, ServerFault] = {}
-        self._ranks, self._options = dict(ranks), options
+        self._ranks, self._options, self._way = dict(ranks), options, way
+        self._memory: list[SharedBytes | None] = [None, None]  # of buckets in turn, if they are in that of the CPU
         self._group: UpdateGroup | None = None
         self._members: tuple[ServerClient, ...] = ()  # of the group
         self._is_dismissed = False
@@ -78,7 +82,7 @@ class WeightUpdate:
             RequestRefused: a server refuses them; a retry would fail alike.
             WrongServer: afterwards a server has another tag.
         """
-        if self._options.update == "disk":
+        if self._way == "disk":
             body = {"model_path": str(weights.folder), "weight_version": tag, "flush_cache": True}
             await self._each(lambda client: client.command("/update_weights_from_disk", body))
         else:
@@ -88,51 +92,65 @@ class WeightUpdate:
         await self._each(lambda client: _check_tag(client, tag))
 
     async def _send_buckets(self, weights: WeightSource, tag: str) -> None:
-        """Collect bucket after bucket, in a thread, and send each in the way of the options."""
-        way = {"tensors": self._post, "group": self._broadcast, "ipc": self._share}[self._options.update]
-        plan = list(plan_buckets(weights.specs, self._options.bucket_bytes))
+        """Collect and encode a bucket, in a thread, while the one before is sent."""
+        prepare, send = {
+            "tensors": (pack_tensors, self._post),
+            "group": (lambda flat, specs: flat, self._broadcast),
+            "ipc": (_on_gpu, self._share),
+        }[self._way]
+        # Two texts, a third longer than what they hold, are in memory beside a bucket.
+        limit = self._options.bucket_bytes // (2 if self._way == "tensors" else 1)
+        plan = list(plan_buckets(weights.specs, max(1, limit)))
+
+        def work(number: int) -> Any:
+            flat = weights.collect(plan[number], self._memory[number % 2])
+            if number == 0 and flat.device.type == "cpu" and CAN_SHARE:  # pages that are there need not be made
+                largest = max(sum(spec.bytes for spec in specs.values()) for specs in plan)
+                self._memory = [SharedBytes(largest), SharedBytes(largest)]
+            return prepare(flat, plan[number])
+
+        ahead = asyncio.ensure_future(asyncio.to_thread(work, 0))
         try:
-            for number, specs in enumerate(plan, start=1):
+            for number, specs in enumerate(plan):
+                ready = await ahead
                 if not self._ranks:
                     return
-                is_last = number == len(plan)
-                fields = {"flush_cache": is_last, **({"weight_version": tag} if is_last else {})}
-                await way(await asyncio.to_thread(weights.collect, specs), fields)
+                fields: dict[str, Any] = {"flush_cache": True, "weight_version": tag}
+                if number + 1 < len(plan):
+                    ahead = asyncio.ensure_future(asyncio.to_thread(work, number + 1))
+                    fields = {"flush_cache": False}
+                await send(ready, specs, fields)
         finally:
+            await asyncio.wait([ahead])
             if self._group is not None:
                 self._group.leave()
                 await self._dismiss()
 
-    async def _post(self, bucket: Bucket, fields: dict[str, Any]) -> None:
-        """Send a bucket in requests; its text is made once, and dropped before the next bucket is collected."""
-        packed = await asyncio.to_thread(pack_tensors, bucket)
+    async def _post(self, packed: list[bytes], specs: Mapping[str, TensorSpec], fields: dict[str, Any]) -> None:
+        """Send the text of a bucket in requests; a server needs it once for each of its processes."""
         await self._each(lambda client: _post_packed([packed] * self._ranks[client], fields, client))
 
-    async def _share(self, bucket: Bucket, fields: dict[str, Any]) -> None:
+    async def _share(self, flat: Tensor, specs: Mapping[str, TensorSpec], fields: dict[str, Any]) -> None:
         """Send handles of a bucket, which the servers of this machine copy from the memory of the GPU by themselves."""
-        for index, (name, tensor) in enumerate(bucket):
-            bucket[index] = (name, tensor.detach().to("cuda").contiguous())
-        torch.cuda.synchronize()  # another process reads them
+        fields = {**fields, "load_format": "flattened_bucket"}
         # The bucket lives until all servers have answered.
         await self._each(
-            lambda client: _post_packed([pack_handles(bucket) for _ in range(self._ranks[client])], fields, client)
+            lambda client: _post_packed([pack_handle(flat, specs) for _ in range(self._ranks[client])], fields, client)
         )
-        bucket.clear()
         torch.cuda.ipc_collect()
 
-    async def _broadcast(self, bucket: Bucket, fields: dict[str, Any]) -> None:
+    async def _broadcast(self, flat: Tensor, specs: Mapping[str, TensorSpec], fields: dict[str, Any]) -> None:
         """Send a bucket in a process group with the servers, which lives for this update."""
         if self._group is None:
             self._members = tuple(self._ranks)
-            backend = "nccl" if self._options.device == bucket[0][1].device.type == "cuda" else "gloo"
+            backend = "nccl" if self._options.device == flat.device.type == "cuda" else "gloo"
             urls = [client.url for client in self._members]
             self._group = UpdateGroup(urls, [*self._ranks.values()], backend, self._options.faults.control_timeout)
             await self._together(self._group, "/init_weights_update_group", self._group.invitations, self._group.join)
             if not self._ranks:
                 return
         group = self._group
-        bodies = [{**fields, **group.describe(bucket)}] * len(self._members)
-        flat = group.flatten(bucket)
+        bodies = [{**fields, **group.describe(specs)}] * len(self._members)
         await self._together(group, "/update_weights_from_distributed", bodies, lambda: group.broadcast(flat))
 
     async def _together(
@@ -229,29 +247,44 @@ async def weights_of(client: ServerClient) -> str:
         raise BadResponse(f"{client.url}/model_info has no weight_version") from error
 
 
-def pack_tensors(named: list[tuple[str, Tensor]]) -> list[bytes]:
-    """Base64 text, in pieces, of a pickled list of (name, CPU tensor).
-
-    Args:
-        named: tensors on any device; the list is empty afterwards. Each tensor is dropped when it is encoded, so that
-            they are never in memory as tensors and as text.
-    """
+def pack_tensors(flat: Tensor, specs: Mapping[str, TensorSpec]) -> list[bytes]:
+    """Base64 text, in pieces, of a pickled list of (name, CPU tensor): the weights of a bucket on any device."""
     writer = _Base64Writer()
     pickler = pickle.Pickler(writer, pickle.HIGHEST_PROTOCOL)
     pickler.fast = True  # without a memo, which would keep every tensor
-    pickler.dump(_Emptied(named))
+    pickler.dump(_Copies(cut(flat, specs)))
     return writer.close()
 
 
-def pack_handles(named: Sequence[tuple[str, Tensor]]) -> list[bytes]:
-    """Base64 text of a pickled list of (name, handle of a GPU tensor), for one process of a server.
+def pack_handle(flat: Tensor, specs: Mapping[str, TensorSpec]) -> list[bytes]:
+    """Base64 text of a pickled bucket with a handle of its memory, in SGLang's format, for one process of a server.
 
-    The tensors must live until the server has answered. Each process needs handles of its own, because torch counts who
+    The memory must live until the server has answered. Each process needs a handle of its own, because torch counts who
     has opened them.
     """
+    ends = list(accumulate(spec.bytes for spec in specs.values()))
+    # As `FlattenedTensorMetadata`, which this environment has not.
+    metadata = [
+        SimpleNamespace(
+            name=name,
+            shape=spec.shape,
+            dtype=getattr(torch, spec.dtype),
+            start_idx=end - spec.bytes,
+            end_idx=end,
+            numel=spec.bytes,
+        )
+        for (name, spec), end in zip(specs.items(), ends, strict=True)
+    ]
     writer = _Base64Writer()
-    pickle.Pickler(writer, pickle.HIGHEST_PROTOCOL).dump([(name, _Handle(tensor)) for name, tensor in named])
+    pickle.Pickler(writer, pickle.HIGHEST_PROTOCOL).dump({"flattened_tensor": _Handle(flat), "metadata": metadata})
     return writer.close()
+
+
+def _on_gpu(flat: Tensor, specs: Mapping[str, TensorSpec]) -> Tensor:
+    """A bucket in the memory of a GPU, for another process to read."""
+    flat = flat.to("cuda")
+    torch.cuda.synchronize()
+    return flat
 
 
 @dataclass
@@ -271,22 +304,13 @@ class _Handle:
 
 
 @dataclass
-class _Emptied:
-    """Pickled as a list, item by item; each is taken out of the list before."""
+class _Copies:
+    """Pickled as a list, item by item; each is copied before, because a pickled view would contain its whole bucket."""
 
-    named: list[tuple[str, Tensor]]
+    named: Iterable[tuple[str, Tensor]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return list, (), None, self._items()
-
-    def _items(self) -> Iterator[tuple[str, Tensor]]:
-        self.named.reverse()
-        while self.named:
-            name, tensor = self.named.pop()
-            own = tensor.detach().cpu()
-            if own.untyped_storage().nbytes() > own.nbytes or not own.is_contiguous():
-                own = own.clone().contiguous()  # a pickled view would contain its whole storage
-            yield name, own
+        return list, (), None, ((name, tensor.to("cpu", copy=True)) for name, tensor in self.named)
 
 
 class _Base64Writer:
@@ -376,30 +400,19 @@ class UpdateGroup:
         distributed_c10d._set_pg_timeout(timedelta(seconds=self._seconds), made)
         self._group = made
 
-    def describe(self, bucket: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
+    def describe(self, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
         """Fields of the command by which the servers receive a bucket."""
         return {
             "group_name": self.name,
-            "names": [name for name, _ in bucket],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-            "shapes": [list(tensor.shape) for _, tensor in bucket],
+            "names": list(specs),
+            "dtypes": [spec.dtype for spec in specs.values()],
+            "shapes": [list(spec.shape) for spec in specs.values()],
             "load_format": "flattened_bucket",
         }
 
-    def flatten(self, bucket: list[tuple[str, Tensor]]) -> Tensor:
-        """(bytes,) uint8 tensor of a bucket, as it is broadcast; the bucket is empty afterwards."""
-        device = bucket[0][1].device if self._backend == "nccl" else torch.device("cpu")
-        flat = torch.empty(sum(tensor.nbytes for _, tensor in bucket), dtype=torch.uint8, device=device)
-        end = len(flat)
-        while bucket:  # each is dropped when it is copied
-            tensor = bucket.pop()[1].detach()
-            first = end - tensor.nbytes
-            flat[first:end].copy_(tensor.contiguous().view(-1).view(torch.uint8))
-            end = first
-        return flat
-
     def broadcast(self, flat: Tensor) -> None:
-        """Send a tensor to all ranks; returns when it is sent."""
+        """Send a bucket to all ranks; returns when it is sent."""
+        flat = flat if self._backend == "nccl" else flat.cpu()
         dist.broadcast(flat, 0, self._group)
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)

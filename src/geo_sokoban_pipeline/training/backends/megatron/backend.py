@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, gather, map_matrices, shard_modules
-from geo_sokoban_pipeline.distributed.group import Group
+from geo_sokoban_pipeline.distributed.group import Group, Part
 from geo_sokoban_pipeline.distributed.slices import StoredTensors, own_part, with_part, write_places
 from geo_sokoban_pipeline.grpo.loss import EntropyUse, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, empty_model, use_types
@@ -221,10 +221,8 @@ class MegatronBackend(TorchBackend):
     def _specs(self) -> dict[str, TensorSpec]:
         return {name: weight.spec for name, weight in self._table.weights.items()}
 
-    def _collect_one(
-        self, name: str, owner: int, dtype: torch.dtype | None = None, *, on_device: bool = False
-    ) -> Tensor | None:
-        return self._table.collect(name, owner, dtype, on_device=on_device)
+    def _part(self, name: str, owner: int) -> Part:
+        return self._table.part(name, owner)
 
     def _gather(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._table.gather(name, dtype)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions
-from geo_sokoban_pipeline.distributed.group import Group
+from geo_sokoban_pipeline.distributed.group import Group, Part
 from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors, own_part, split_rows
 from geo_sokoban_pipeline.policies.weights import TensorSpec
 
@@ -208,24 +208,13 @@ class WeightTable:
             if piece.own:
                 piece.write(own_part(self.parameters[weight.parameter]), piece.place.of(whole[name].detach()))
 
-    @torch.no_grad()
-    def collect(
-        self, name: str, owner: int, dtype: torch.dtype | None = None, *, on_device: bool = False
-    ) -> Tensor | None:
-        """A whole weight on one rank; None on the others, which all call this too.
-
-        Args:
-            dtype: in which it is sent; None: its own.
-            on_device: it is sent and stays on the device of the weights, not in the memory of the CPU.
-        """
+    def part(self, name: str, owner: int) -> Part:
+        """What this rank holds of a whole weight that a rank gets."""
         weight = self.weights[name]
-        held = self.read(weight)
-        own = held.to(held.device if on_device else "cpu", dtype).contiguous()
-
-        def part_of(whole: Tensor, rank: int) -> Tensor:
-            return self.piece(weight, rank).place.of(whole)
-
-        return self._group.collect(own, weight.spec.shape, self.holders(weight, owner), part_of, owner)
+        ranks = self.holders(weight, owner)
+        return Part(
+            self.read(weight), weight.spec.shape, ranks, lambda whole, rank: self.piece(weight, rank).place.of(whole)
+        )
 
     @torch.no_grad()
     def gather(self, name: str, dtype: torch.dtype, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
