@@ -14,8 +14,9 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.policies.lora import Adapter
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, save_policy, use_types
-from geo_sokoban_pipeline.policies.weights import WeightSource
+from geo_sokoban_pipeline.policies.weights import SharedBytes, WeightSource, plan_buckets
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
@@ -24,7 +25,7 @@ from geo_sokoban_pipeline.training.batch import TrainSample
 from policies.mixtures import build_mixture
 from training.four_ranks import LAYOUTS as ALL_LAYOUTS
 from training.four_ranks import FourRanks
-from training.setup import Setup, copied
+from training.setup import ADAPTED, Setup, copied
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
@@ -110,6 +111,43 @@ def test_ranks_collect_a_bucket_by_one_call_in_the_type_that_is_sent(
             counts.append(len(collected))
         assert 1 < counts[1] < counts[0]
         assert holds_nothing(empty)
+
+
+@pytest.mark.parametrize(
+    ("layout", "adapter"),
+    [
+        ("two shards", Adapter(2, 4.0, ADAPTED, Path())),
+        ("four shards", None),
+        ("two copies of two shards", None),
+        ("tensor 2 x data 2", None),
+    ],
+    ids=str,
+)
+def test_a_bucket_by_a_collective_is_that_in_shared_memory(
+    four_ranks: FourRanks,
+    splittable: Policy,
+    setup: Setup,
+    batches: dict[str, list[TrainSample]],
+    tmp_path: Path,
+    layout: str,
+    adapter: Adapter | None,
+) -> None:
+    """As ranks on GPUs and of a Ray cluster send theirs; in types of several sizes, with rows for some ranks alone."""
+    save_policy(splittable, tmp_path)
+    empty = load_empty(setup.options.policy, tmp_path, adapter)
+    with four_ranks.group(empty, layout) as workers:
+        backend = build_backend(empty, OptimizerOptions(), 0.9, workers)
+        backend.step(batches["one"], OBJECTIVE, 1e-3)  # of an adapter B is zero before
+        source = backend.weight_source()
+        types = {name: ("bfloat16", "float64", "float32")[number % 3] for number, name in enumerate(source.specs)}
+        buckets = list(plan_buckets(source.cast(types).specs, 100_000))
+        assert len(buckets) > 2
+        memory = SharedBytes(max(sum(spec.bytes for spec in specs.values()) for specs in buckets))
+        for specs in buckets:
+            found, *others = workers.call_all("backend.collect", specs, None)
+            assert others == [None] * (workers.size - 1)
+            assert torch.equal(found, source.collect(specs, memory))
+            assert torch.equal(found, source.collect(specs, None))
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16"])

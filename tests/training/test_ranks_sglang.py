@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
@@ -16,13 +18,14 @@ from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.lora import Adapter
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, save_policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
+from geo_sokoban_pipeline.policies.weights import SharedBytes, TensorSpec, WeightSource
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from proxies import Proxy, changed, proxied
-from rollout.engines.sglang.material import TOLERANCE, ask, request_with
+from rollout.engines.sglang.material import TOLERANCE, ask, kill, request_with
 from servers import attached, launch_options, strays
 from training.four_ranks import FourRanks
 from training.large import forget_peak, peak, write_random_policy
@@ -127,10 +130,23 @@ def forget(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "weight_version": "default"}
 
 
-def test_the_senders_memory(
+def killing(source: WeightSource, server: int) -> WeightSource:
+    """The source; the server is killed when the second bucket is collected, and the first one on its way."""
+    asked: list[str] = []
+
+    def collect(specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor:
+        asked.extend(specs)
+        if next(iter(specs)) != asked[0] and psutil.pid_exists(server):
+            kill(server)
+        return source.collect(specs, memory)
+
+    return replace(source, collect=collect)
+
+
+def test_the_senders_memory_and_a_server_that_is_killed_in_an_update(
     four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path
 ) -> None:
-    """With each way the driver grows by two buckets at most."""
+    """With each way the driver grows by two buckets at most; a server that is killed comes back with these weights."""
     bucket = 64 * MIB
     write_random_policy(tmp_path, setup.policy, LARGE)
     policy = load_empty(setup.options.policy, tmp_path)
@@ -148,5 +164,12 @@ def test_the_senders_memory(
                 engine.update_weights(backend.weight_source(), version)
                 assert peak() - first <= 2 * bucket, way
                 check(backend, policy, [(request, ask(engine, request)[request.id])])
+                if way == "group":
+                    backend.step(batches["one"], OBJECTIVE, 1e-3)
+                    (server,) = engine.servers
+                    assert server.launched is not None
+                    engine.update_weights(killing(backend.weight_source(), server.launched.pid), version + 1)
+                    assert engine.restarts == 1
+                    check(backend, policy, [(request, ask(engine, request)[request.id])])
             finally:
                 engine.close()

@@ -167,11 +167,12 @@ class ServerOptions(StrictModel):
         "launched ones; tensors for those of `urls`.",
     )
     bucket_bytes: int = Field(
-        512 << 20,
+        1 << 30,
         ge=1,
         le=1 << 40,
         description="Weights that are collected from the ranks and sent at once, or written to one file, at most; one "
-        "tensor at least. This process needs the memory of two buckets.",
+        "tensor at least. This process needs the memory of two buckets, because the next one is collected meanwhile; "
+        "of three where ranks on GPUs or of a Ray cluster send theirs. On CPUs small ones cost less (32 MiB).",
     )
     update_folder: str | None = Field(
         None, description="Folder for weights on their way, with update disk; as large as the model. None: temporary."

@@ -181,10 +181,10 @@ class Group:
 
     @torch.no_grad()
     def combine(self, own: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors of which each is held by one rank, on all ranks, by one collective.
+        """Tensors of which each is held by one rank, or in parts, on all ranks, by one collective.
 
         Args:
-            own: None where another rank holds the tensor.
+            own: with zeros where other ranks hold it; None where another rank holds the tensor.
             like: tensors of the same shapes and type.
         """
         if not like:

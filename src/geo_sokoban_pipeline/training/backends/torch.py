@@ -144,10 +144,10 @@ class RankState:
         assert self._group is not None
         rank, is_written = self._group.rank, memory is not None or self._group.size == 1
         device = own_part(next(iter(self._parameters.values()))).device if is_written or rank == 0 else "meta"
-        flat, sent = empty_bucket(specs, memory, device), []
+        flat, sent, matrices = empty_bucket(specs, memory, device), [], self._whole_matrices(list(specs))
         for name, whole in cut(flat, specs):
             note_progress()
-            part = self._part(name, 0)
+            part = self._part(name, 0, matrices)
             if not is_written:
                 sent.append((replace(part, own=part.own.to(whole.dtype)), whole))
             elif rank in part.ranks:
@@ -205,26 +205,38 @@ class RankState:
         """
         assert self._group is not None
         note_progress()
-        return self._group.collect(self._part(name, owner), dtype, owner)
+        return self._group.collect(self._part(name, owner, self._whole_matrices([name])), dtype, owner)
 
-    @torch.no_grad()
-    def _part(self, name: str, owner: int) -> Part:
-        """This rank's part of a weight in the published layout; a collective where that has an adapter.
-
-        Each rank adds the adapter to its own rows, which takes the whole of A.
+    def _part(self, name: str, owner: int, matrices: Mapping[str, Tensor]) -> Part:
+        """This rank's part of a weight in the published layout; each rank adds the adapter to its own rows.
 
         Args:
             owner: the rank that gets the whole weight; of copies its own are sent.
+            matrices: see `_whole_matrices`.
         """
         parameter = self._parameters[name]
         held, shape = own_part(parameter), published_spec(name, parameter).shape
         if (layer := self._adapted.get(name)) is not None:
-            held = merge(held, gather(layer.lora_A.weight.detach()), own_part(layer.lora_B.weight), layer.scale)
+            held = merge(held, matrices[name], own_part(layer.lora_B.weight), layer.scale)
         ranks = next((ranks for ranks in copies_of(parameter) if owner in ranks), [owner])
         rows = dict(zip(ranks, split_rows(shape[0], len(ranks)), strict=True))
         return Part(
             transpose_experts(name, held), shape, ranks, lambda whole, rank: whole[rows[rank].start : rows[rank].stop]
         )
+
+    def _whole_matrices(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The whole A of those weights that have an adapter, on every rank; one collective."""
+        assert self._group is not None
+        found = {name: self._adapted[name].lora_A.weight for name in names if name in self._adapted}
+        if not self._is_sharded:
+            return {name: matrix.detach() for name, matrix in found.items()}
+        held: list[Tensor] = []
+        for matrix in found.values():
+            rows, part = own_rows(matrix), own_part(matrix)
+            held.append(part.new_zeros(matrix.shape))
+            if self._group.rank in copies_of(matrix)[0]:
+                held[-1][rows.start : rows.stop] = part
+        return dict(zip(found, self._group.combine(held, held), strict=True))
 
     def _gather(self, name: str, dtype: torch.dtype) -> Tensor:
         """A whole weight in a type, on every rank; a collective."""

@@ -7,10 +7,13 @@ import copy
 import numpy as np
 import pytest
 import requests
+import torch
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.policies.weights import WeightSource
+from geo_sokoban_pipeline.rollout.engines.sglang import weight_update
 from rollout.engines.sglang.material import (
     TOLERANCE,
     ask,
@@ -28,13 +31,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
     "options",
     [
         {"update": way, **({} if size is None else {"bucket_bytes": size})}
-        for way in ("tensors", "disk", "group")
+        for way in ("tensors", "disk", "group", "ipc")
         for size in (None, 40_000)
     ],
-    ids=["tensors", "tensors in buckets", "disk", "disk in buckets", "group", "group in buckets"],
+    ids=lambda options: " in buckets of ".join(map(str, options.values())),
 )
-def test_responses_are_those_of_the_new_weights(sglang_server, tiny_policy, options):
+def test_responses_are_those_of_the_new_weights(sglang_server, tiny_policy, monkeypatch, options):
+    """With ipc the payload is that for GPUs, but for the handle: in its place there is the memory itself."""
     policy = copy.deepcopy(tiny_policy)
+    if options["update"] == "ipc":
+        monkeypatch.setattr(weight_update, "_on_gpu", lambda flat, specs: flat)
+        monkeypatch.setattr(weight_update, "_Handle", torch.Tensor.clone)
+        monkeypatch.setattr(ServerOptions, "way", lambda self, on_gpu: "ipc")  # which the options refuse for a CPU
+        options = {name: value for name, value in options.items() if name != "update"}
     seen = request_with(policy, [0, 1], identity=0)
     with attached(policy, sglang_server, **options) as engine:
         engine.update_weights(None, 4)

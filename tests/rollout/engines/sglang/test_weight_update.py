@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import collections
+import json
 import pickle
 import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from aiohttp import web
+from scripts.published_sizes import published_config
 from torch.multiprocessing import reductions
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.distributed.fsdp import shard_modules
+from geo_sokoban_pipeline.distributed.group import Group as Ranks
+from geo_sokoban_pipeline.policies.policy import Policy, empty_model
 from geo_sokoban_pipeline.policies.weights import cut, plan_buckets
 from geo_sokoban_pipeline.rollout.engines.sglang import weight_update
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
@@ -30,6 +38,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import (
     pack_handle,
     pack_tensors,
 )
+from geo_sokoban_pipeline.training.backends.torch import RankState
 from given_weights import named_tensors, source_of
 from proxies import Proxy
 from servers import PYTHON, attached, need_environment
@@ -185,6 +194,68 @@ def test_who_is_sent_weights_again(monkeypatch, mine, other, broken, expected):
     assert {names[client.url]: type(fault) for client, fault in update.faults.items()} == expected
     for client in clients:
         assert client.heard.count("destroy_weights_update_group") == client.heard.count("init_weights_update_group")
+
+
+class Counter(OneServer):
+    """A server that counts the bytes of its commands."""
+
+    written = 0
+
+    async def command(self, path, body):
+        text = json.dumps(body) if isinstance(body, dict) else b"".join(body)
+        self.written += len(text)
+        await super().command(path, json.loads(text))
+
+
+@pytest.fixture
+def rank_of_eight(monkeypatch):
+    """Rank 0 of eight that share the weights of 8B, on no device, and the collectives that it calls."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    called = []
+    try:
+        ranks, held = Ranks(0, 8, None, "cpu"), RankState()
+        policy = Policy(empty_model(published_config("8B"), "sdpa", torch.float32), None, None)
+        shard_modules(policy.network.language, policy.network.vision, ranks.mesh())
+        for name in ("all_to_all_single", "send", "recv", "all_reduce", "broadcast", "all_gather_single"):
+            monkeypatch.setattr(dist, name, lambda *given, name=name: called.append(name))
+        held.trained_policy, held._group, held._is_sharded = policy, ranks, True
+        held._parameters, held._changes = dict(policy.model.named_parameters()), 0
+        yield held, called
+    finally:
+        monkeypatch.undo()
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("way", ["group", "ipc"])
+def test_what_8b_writes_and_calls_on_eight_ranks_for_eight_servers(monkeypatch, rank_of_eight, way):
+    """Each byte once to a server, not 4/3 and that for each of its processes; rank 0 received 5,250 parts before."""
+    held, called = rank_of_eight
+    source = held.weight_source()
+    source = source.cast(dict.fromkeys(source.specs, "bfloat16"))
+    clients = [Counter(f"http://127.0.0.1:{number}") for number in range(1, 9)]
+    sent = []
+
+    class Counted(Group):
+        def broadcast(self, flat):
+            called.append("to servers")
+            sent.append(flat.nbytes * len(clients))
+
+    monkeypatch.setattr(weight_update, "UpdateGroup", Counted)
+    monkeypatch.setattr(Group, "broken", False)
+    monkeypatch.setattr(weight_update, "_on_gpu", lambda flat, specs: flat)
+    monkeypatch.setattr(weight_update, "_Handle", lambda flat: ("handle", flat.nbytes))
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    update = WeightUpdate(dict.fromkeys(clients, 1), ServerOptions(), way)
+    asyncio.run(update.send(source, "1-tag"))
+    assert not update.faults
+    whole = sum(spec.bytes for spec in source.specs.values())
+    written = sum(sent) + sum(client.written for client in clients)
+    assert whole > 17.5e9 and len(source.specs) == 750
+    assert written <= {"group": 1.001 * whole * len(clients), "ipc": 2e6}[way]
+    expected = {"all_to_all_single": 18, **({"to servers": 18} if way == "group" else {})}
+    assert dict(collections.Counter(called)) == expected
 
 
 def test_a_refusal_ends_the_update(monkeypatch):
