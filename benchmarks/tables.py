@@ -201,14 +201,21 @@ def render_memory(found: Found) -> str:
 
 def render_weights(found: Found) -> str:
     """Results of `benchmarks/test_weights.py`."""
-    seconds, size = found["seconds"], found["bytes"] / 1e9
-    ways = {"tensors": "in requests", "disk": "through a folder", "group": "by a process group"}
+    seconds, cpu, size = found["seconds"], found["cpu_seconds"], found["bytes"] / 1e9
+    ways = {
+        "tensors": "in requests, `tensors`",
+        "disk": "through a folder, `disk`",
+        "group": "by a process group, `group`",
+        "before": "the same, tensor by tensor in buckets of 512 MiB",
+    }
     return "\n".join(
         [
-            f"| {size:.2f} GB from {found['ranks']} ranks to a server | `rollout.server.update` | seconds | share |",
-            "|---|---|---:|---:|",
+            f"| {size:.2f} GB from {found['ranks']} ranks to a server | seconds | CPU-seconds of driver and ranks "
+            "| of the server | share of the last row |",
+            "|---|---:|---:|---:|---:|",
             *(
-                f"| {text} | `{way}` | {seconds[way]:.2f} | {seconds[way] / seconds['tensors']:.2f} |"
+                f"| {text} | {seconds[way]:.2f} | {cpu[way][0]:.2f} | {cpu[way][1]:.2f} "
+                f"| {sum(cpu[way]) / sum(cpu['before']):.2f} |"
                 for way, text in ways.items()
             ),
         ]

@@ -42,6 +42,7 @@ def test_responses_are_those_of_the_new_weights(sglang_server, tiny_policy, monk
     if options["update"] == "ipc":
         monkeypatch.setattr(weight_update, "_on_gpu", lambda flat, specs: flat)
         monkeypatch.setattr(weight_update, "_Handle", torch.Tensor.clone)
+        monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
         monkeypatch.setattr(ServerOptions, "way", lambda self, on_gpu: "ipc")  # which the options refuse for a CPU
         options = {name: value for name, value in options.items() if name != "update"}
     seen = request_with(policy, [0, 1], identity=0)

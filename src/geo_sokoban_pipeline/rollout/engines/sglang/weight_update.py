@@ -66,7 +66,6 @@ class WeightUpdate:
     def __init__(self, ranks: Mapping[ServerClient, int], options: ServerOptions, way: str) -> None:
         self.faults: dict[ServerClient, ServerFault] = {}
         self._ranks, self._options, self._way = dict(ranks), options, way
-        self._memory: list[SharedBytes | None] = [None, None]  # of buckets in turn, if they are in that of the CPU
         self._group: UpdateGroup | None = None
         self._members: tuple[ServerClient, ...] = ()  # of the group
         self._is_dismissed = False
@@ -98,15 +97,16 @@ class WeightUpdate:
             "group": (lambda flat, specs: flat, self._broadcast),
             "ipc": (_on_gpu, self._share),
         }[self._way]
-        # Two texts, a third longer than what they hold, are in memory beside a bucket.
-        limit = self._options.bucket_bytes // (2 if self._way == "tensors" else 1)
-        plan = list(plan_buckets(weights.specs, max(1, limit)))
+        # Of an encoded bucket only the text, a third longer, is kept; two are in memory beside the next bucket.
+        is_text = self._way == "tensors"
+        plan = list(plan_buckets(weights.specs, max(1, self._options.bucket_bytes // (2 if is_text else 1))))
+        memory: list[SharedBytes | None] = [None]  # of buckets in turn, if they are in that of the CPU
 
         def work(number: int) -> Any:
-            flat = weights.collect(plan[number], self._memory[number % 2])
+            flat = weights.collect(plan[number], memory[number % len(memory)])
             if number == 0 and flat.device.type == "cpu" and CAN_SHARE:  # pages that are there need not be made
                 largest = max(sum(spec.bytes for spec in specs.values()) for specs in plan)
-                self._memory = [SharedBytes(largest), SharedBytes(largest)]
+                memory[:] = [SharedBytes(largest) for _ in range(1 if is_text else 2)]
             return prepare(flat, plan[number])
 
         ahead = asyncio.ensure_future(asyncio.to_thread(work, 0))
@@ -121,7 +121,7 @@ class WeightUpdate:
                     fields = {"flush_cache": False}
                 await send(ready, specs, fields)
         finally:
-            await asyncio.wait([ahead])
+            await asyncio.gather(ahead, return_exceptions=True)
             if self._group is not None:
                 self._group.leave()
                 await self._dismiss()
