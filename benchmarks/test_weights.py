@@ -107,4 +107,4 @@ def one_by_one(source: WeightSource, workers: WorkerGroup) -> WeightSource:
 
 
 def send_each(specs: Mapping[str, TensorSpec], worker: Worker) -> list[torch.Tensor | None]:
-    return [worker.backend._collect_one(name, 0, getattr(torch, spec.dtype)) for name, spec in specs.items()]
+    return [worker.backend.collect_one(name, 0, getattr(torch, spec.dtype)) for name, spec in specs.items()]

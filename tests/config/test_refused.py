@@ -83,6 +83,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "train_sokoban.rollout.server: urls: http:// is no address; it must be http://host:port.",
     ),
     (
+        {"train_sokoban.rollout.server.update": "tensors", "train_sokoban.rollout.server.tensor_parallel": 2},
+        "update=tensors with tensor_parallel=2: a server takes all weights once for each of its processes",
+    ),
+    (
         {"train_sokoban.rollout.server.update": "ipc", "train_sokoban.rollout.server.device": "cpu"},
         "train_sokoban.rollout.server: update=ipc with device=cpu: only GPUs share memory so; take update=group.",
     ),

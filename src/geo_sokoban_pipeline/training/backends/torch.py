@@ -9,7 +9,7 @@ before they pass on to the vision tower. Selections use `index_select`, whose ba
 threads, unlike that of `x[index]`.
 
 Weights and moments leave a rank under Hugging Face's names and in its shapes, whatever the layout. Where several ranks
-share the weights, that is a collective: ranks send and write what they hold, one tensor at a time.
+share the weights, that is a collective: ranks write what they hold, one tensor at a time, and send it in buckets.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class RankState:
         """Layers with an adapter, by the names of their weights."""
         return adapted_layers(self.trained_policy.model)
 
-    def _collect_one(self, name: str, owner: int, dtype: torch.dtype | None = None) -> Tensor | None:
+    def collect_one(self, name: str, owner: int, dtype: torch.dtype | None = None) -> Tensor | None:
         """A whole weight in the published layout, on one rank; None on the others, which all call this too.
 
         Args:
@@ -267,7 +267,7 @@ class RankState:
         specs = self._specs()
 
         def collect(name: str, owner: int) -> Tensor | None:
-            return self._collect_one(name, owner, getattr(torch, specs[name].dtype))
+            return self.collect_one(name, owner, getattr(torch, specs[name].dtype))
 
         return write_checkpoint(folder, specs, collect, self._group.rank, self._group.size, largest)
 
@@ -279,10 +279,10 @@ class RankState:
         specs = {name: TensorSpec.of(matrix) for name, matrix in matrices.items()}
         if self._group is not None and self._group.rank:
             for name in order_tensors(specs):
-                self._collect_one(name, 0)
+                self.collect_one(name, 0)
             return {}
         save_encoding(self._described(), folder)
-        read = partial(self._collect_one, owner=0) if self._is_sharded else matrices.__getitem__
+        read = partial(self.collect_one, owner=0) if self._is_sharded else matrices.__getitem__
         return write_adapter(adapter, specs, read, folder)
 
     def save_state(self, folder: Path) -> Files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import collections
+import dataclasses
 import json
 import pickle
 import subprocess
@@ -18,10 +19,11 @@ from scripts.published_sizes import published_config
 from torch.multiprocessing import reductions
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.distributed.fsdp import shard_modules
 from geo_sokoban_pipeline.distributed.group import Group as Ranks
-from geo_sokoban_pipeline.policies.policy import Policy, empty_model
+from geo_sokoban_pipeline.policies.policy import empty_model
 from geo_sokoban_pipeline.policies.weights import cut, plan_buckets
 from geo_sokoban_pipeline.rollout.engines.sglang import weight_update
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
@@ -38,7 +40,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import (
     pack_handle,
     pack_tensors,
 )
-from geo_sokoban_pipeline.training.backends.torch import RankState
+from geo_sokoban_pipeline.training.backends import torch as backends
 from given_weights import named_tensors, source_of
 from proxies import Proxy
 from servers import PYTHON, attached, need_environment
@@ -129,6 +131,22 @@ def test_a_bucket_is_broadcast_as_bytes_in_the_order_of_its_description():
         group.leave()
 
 
+@pytest.mark.parametrize(
+    ("options", "on_gpu", "way"),
+    [
+        ({}, True, "ipc"),
+        ({"first_gpu": 8, "colocated": True}, True, "ipc"),
+        ({"first_gpu": 1, "tensor_parallel": 2}, True, "group"),
+        ({"colocated": True}, False, "group"),  # the weights are elsewhere: on the CPU, or in a Ray cluster
+        ({"device": "cpu"}, True, "group"),
+        ({"mode": "attach", "urls": ("http://a:1",)}, True, "tensors"),
+        ({"update": "disk"}, True, "disk"),
+    ],
+)
+def test_the_way_of_weights_without_an_option(options, on_gpu, way):
+    assert ServerOptions(**options).way(on_gpu=on_gpu) == way
+
+
 def test_servers_of_this_machine_reach_it_on_the_loopback_interface():
     assert own_address(["http://127.0.0.1:1", "http://localhost:2/x"]) in ("127.0.0.1", "::1")
 
@@ -208,21 +226,24 @@ class Counter(OneServer):
 
 
 @pytest.fixture
-def rank_of_eight(monkeypatch):
-    """Rank 0 of eight that share the weights of 8B, on no device, and the collectives that it calls."""
+def rank_of_eight(tiny_policy, monkeypatch):
+    """Weights of 8B that eight ranks share, on no device, as rank 0 collects them, and its calls of collectives."""
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     called = []
     try:
-        ranks, held = Ranks(0, 8, None, "cpu"), RankState()
-        policy = Policy(empty_model(published_config("8B"), "sdpa", torch.float32), None, None)
-        shard_modules(policy.network.language, policy.network.vision, ranks.mesh())
+        ranks = Ranks(0, 8, None, "cpu")
+        mesh, policy = (
+            ranks.mesh(),
+            dataclasses.replace(tiny_policy, model=empty_model(published_config("8B"), "sdpa", torch.float32)),
+        )
+        shard_modules(policy.network.language, policy.network.vision, mesh)
+        monkeypatch.setattr(backends, "shard_policy", lambda given, mesh, offload: policy)  # which would allocate it
+        backend = backends.TorchBackend(dataclasses.replace(policy), OptimizerOptions(), 1.0, ranks, mesh)
         for name in ("all_to_all_single", "send", "recv", "all_reduce", "broadcast", "all_gather_single"):
             monkeypatch.setattr(dist, name, lambda *given, name=name: called.append(name))
-        held.trained_policy, held._group, held._is_sharded = policy, ranks, True
-        held._parameters, held._changes = dict(policy.model.named_parameters()), 0
-        yield held, called
+        yield backend.weight_source(), called
     finally:
         monkeypatch.undo()
         dist.destroy_process_group()
@@ -231,8 +252,7 @@ def rank_of_eight(monkeypatch):
 @pytest.mark.parametrize("way", ["group", "ipc"])
 def test_what_8b_writes_and_calls_on_eight_ranks_for_eight_servers(monkeypatch, rank_of_eight, way):
     """Each byte once to a server, not 4/3 and that for each of its processes; rank 0 received 5,250 parts before."""
-    held, called = rank_of_eight
-    source = held.weight_source()
+    source, called = rank_of_eight
     source = source.cast(dict.fromkeys(source.specs, "bfloat16"))
     clients = [Counter(f"http://127.0.0.1:{number}") for number in range(1, 9)]
     sent = []
@@ -244,8 +264,8 @@ def test_what_8b_writes_and_calls_on_eight_ranks_for_eight_servers(monkeypatch, 
 
     monkeypatch.setattr(weight_update, "UpdateGroup", Counted)
     monkeypatch.setattr(Group, "broken", False)
-    monkeypatch.setattr(weight_update, "_on_gpu", lambda flat, specs: flat)
-    monkeypatch.setattr(weight_update, "_Handle", lambda flat: ("handle", flat.nbytes))
+    monkeypatch.setattr(weight_update, "put_on_gpu", lambda flat, specs: flat)
+    monkeypatch.setattr(weight_update, "Handle", lambda flat: ("handle", flat.nbytes))
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     update = WeightUpdate(dict.fromkeys(clients, 1), ServerOptions(), way)
     asyncio.run(update.send(source, "1-tag"))

@@ -95,7 +95,7 @@ class WeightUpdate:
         prepare, send = {
             "tensors": (pack_tensors, self._post),
             "group": (lambda flat, specs: flat, self._broadcast),
-            "ipc": (_on_gpu, self._share),
+            "ipc": (put_on_gpu, self._share),
         }[self._way]
         # Of an encoded bucket only the text, a third longer, is kept; two are in memory beside the next bucket.
         is_text = self._way == "tensors"
@@ -276,11 +276,11 @@ def pack_handle(flat: Tensor, specs: Mapping[str, TensorSpec]) -> list[bytes]:
         for (name, spec), end in zip(specs.items(), ends, strict=True)
     ]
     writer = _Base64Writer()
-    pickle.Pickler(writer, pickle.HIGHEST_PROTOCOL).dump({"flattened_tensor": _Handle(flat), "metadata": metadata})
+    pickle.Pickler(writer, pickle.HIGHEST_PROTOCOL).dump({"flattened_tensor": Handle(flat), "metadata": metadata})
     return writer.close()
 
 
-def _on_gpu(flat: Tensor, specs: Mapping[str, TensorSpec]) -> Tensor:
+def put_on_gpu(flat: Tensor, specs: Mapping[str, TensorSpec]) -> Tensor:
     """A bucket in the memory of a GPU, for another process to read."""
     flat = flat.to("cuda")
     torch.cuda.synchronize()
@@ -288,7 +288,7 @@ def _on_gpu(flat: Tensor, specs: Mapping[str, TensorSpec]) -> Tensor:
 
 
 @dataclass
-class _Handle:
+class Handle:
     """Pickled as torch pickles a GPU tensor for another process, with the GPU's identifier in place of its number.
 
     A server counts the GPUs that it sees, so a number may mean another GPU there. SGLang accepts either.
