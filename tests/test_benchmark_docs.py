@@ -110,8 +110,13 @@ MEASURED: dict[str, tuple[dict[str, Any], list[str], str]] = {
         "2.0× at 8 turns and 6.0× at 30 turns.\n",
     ),
     "weights": (
-        {"bytes": 1.04e9, "ranks": 2, "seconds": {"tensors": 20.0, "disk": 4.0, "group": 3.0}},
-        ["| 1.04 GB from 2 ranks to a server |", "| by a process group | `group` | 3.00 | 0.15 |"],
+        {
+            "bytes": 1.04e9,
+            "ranks": 2,
+            "seconds": {"tensors": 20.0, "disk": 4.0, "group": 3.0, "before": 5.0},
+            "cpu_seconds": {"tensors": [5.0, 15.0], "disk": [3.0, 0.3], "group": [0.7, 0.8], "before": [2.0, 1.0]},
+        },
+        ["| 1.04 GB from 2 ranks to a server |", "| by a process group, `group` | 3.00 | 0.70 | 0.80 | 0.50 |"],
         "",
     ),
     "backends": (
