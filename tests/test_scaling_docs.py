@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripts.published_sizes import PUBLISHED
 from scripts.scaling_docs.page import (
     ADAPTED,
     DENSE,
@@ -21,6 +20,7 @@ from scripts.scaling_docs.page import (
 )
 
 from geo_sokoban_pipeline.config.launcher_env import VARIABLES
+from geo_sokoban_pipeline.preflight.published_sizes import PUBLISHED
 
 # As the hub counts the weights of the published files.
 WEIGHTS = {"2B": 2_127_532_032, "4B": 4_437_815_808, "8B": 8_767_123_696, "30B-A3B": 31_070_754_032}

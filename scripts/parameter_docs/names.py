@@ -185,6 +185,12 @@ UNITS = {
     # Pre-flight, control, studies
     "imitation_steps": "optimizer steps",
     "rows": "rows",
+    "estimate_*.prompt": "tokens",
+    "estimate_*.observation": "tokens",
+    "estimate_*.response": "tokens",
+    "estimate_*.patches": "patches",
+    "estimate_*.images": "images",
+    "gpu_hour_price": "any currency",
     "control_*.share": "× CPU-seconds of GRPO",
     "workers": "runs",
     "seeds": "seed",

@@ -182,9 +182,9 @@ def all_sections() -> list[tuple[str, list[dict[str, Section]]]]:
         training += [{"": section} for name, section in arguments.items() if end and _belongs(name, end)]
     for title, parts in _OF_TRAINING.items():
         groups.append((title, [place for place in training if _part_of(place) in parts]))
-    stored = [place for kind in (*ON_RUNS, "check") for place in _merged(single, f"{kind}_", TASKS, f"{kind}_*")] + [
-        {"": one} for one in single["audit"]
-    ]
+    stored = [
+        place for kind in (*ON_RUNS, "check", "estimate") for place in _merged(single, f"{kind}_", TASKS, f"{kind}_*")
+    ] + [{"": one} for one in single["audit"]]
     groups.append(("Other commands", stored))
     studies = [{"": one} for one in (*single["study"], *sections_of(section_model("study_default"), "study_*"))]
     groups.append(("Studies", studies))

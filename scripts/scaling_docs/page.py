@@ -13,8 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from scripts.published_sizes import PUBLISHED, published_config
-
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
@@ -22,6 +20,7 @@ from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.memory import Gpu, RankPlan, StepLoad, place_on_gpus, plan_rank
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
+from geo_sokoban_pipeline.preflight.published_sizes import PUBLISHED, published_config
 from geo_sokoban_pipeline.reporting.study_docs import replace_section
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 from geo_sokoban_pipeline.studies.plan import merge

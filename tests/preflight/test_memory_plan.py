@@ -19,7 +19,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from PIL import Image
-from scripts.published_sizes import published_config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -49,6 +48,7 @@ from geo_sokoban_pipeline.preflight.memory import (
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape, PartSize
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
+from geo_sokoban_pipeline.preflight.published_sizes import published_config
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.batch import TrainSample
 from task_options import PolicyOptions, TinyPolicyOptions, TrainOptions
