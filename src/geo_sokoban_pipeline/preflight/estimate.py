@@ -67,11 +67,11 @@ GPUS = {
     "L40S": GpuKind(48e9, 362e12, 91.6e12, 0.864e12, 32e9),
 }
 
-# Measured on an H200 (docs/gpu.md): an update of 2B has 475·10¹² operations, those of checkpointing counted, in 0.62 s
+# Measured on an H200 (docs/gpu.md): an update of 2B has 471·10¹² operations, those of checkpointing counted, in 0.62 s
 # of matrix products and attention.
 PRODUCTS_SHARE = 0.77
-# The rest of its 1.73 s moves 2.2 TB at 4.8 TB/s: elementwise work, casts, and the gaps between kernels.
-TRAFFIC_SHARE = 0.41
+# The rest of its 1.73 s moves 2.3 TB at 4.8 TB/s: elementwise work, casts, and the gaps between kernels.
+TRAFFIC_SHARE = 0.43
 # Bytes per token, layer and channel, forward and backward: 1.77 MB of 11,264 channels, counted at 2B's widths.
 _TRAFFIC = 157
 # Of the bandwidth, where a server reads weights and cache: assumed, copies on an H100 reach 2.8 of 3.35 TB/s.
@@ -199,7 +199,8 @@ def episode_shape(options: TrainOptions, settings: EstimatePipelineOptions) -> E
     if not known:
         raise EstimateError("nothing limits a response: give estimate_<task>.response, in tokens")
     merged = settings.patches // 4
-    return EpisodeShape(settings.prompt, settings.observation, max(min(known), 1), settings.patches, merged, 0)
+    lengths = (settings.prompt, settings.observation, max(min(known), 1))
+    return EpisodeShape(*lengths, settings.patches if settings.images != 0 else 0, merged, 0, settings.images)
 
 
 def turns_of(options: TrainOptions, settings: EstimatePipelineOptions) -> int:
@@ -344,19 +345,10 @@ class Estimate:
         # A prompt is prefilled once for its group; servers cannot share what they have read.
         prompts = groups if is_eager else min(episodes, groups * engines)
         later = episodes * (self.turns - 1)
-        read = [
-            (prompts, Load([(shape.prompt, 0)], 1, shape.patches, min(self.images, 1))),
-            (
-                later,
-                Load(
-                    [(shape.observation, self.length / 2)],
-                    1,
-                    shape.patches,
-                    max(self.images - 1, 0) / max(self.turns - 1, 1),
-                ),
-            ),
-        ]
-        prefill = sum(count * self._forward(load) for count, load in read if count) / (engines * each)
+        prompt = Load([(shape.prompt, 0)], 1, shape.patches, min(self.images, 1))
+        further = max(self.images - 1, 0) / max(self.turns - 1, 1)
+        observation = Load([(shape.observation, self.length / 2)], 1, shape.patches, further)
+        prefill = (prompts * self._forward(prompt) + later * self._forward(observation)) / (engines * each)
         most = options.rollout.max_conversations if is_eager else min(options.rollout.server.concurrency, self.seats)
         here = episodes / engines
         rows = max(min(here, most), 1.0)
@@ -412,7 +404,8 @@ class Estimate:
         traffic = forward_traffic(config, layers) * (3 + again)
         if self.images:
             tower = Load(patches=self.shape.patches, images=self.distinct)
-            twice = optimizer.vision_patches is not None
+            patches = share * of_step / episodes * self.distinct * self.shape.patches  # of a rank in a step
+            twice = optimizer.vision_patches is not None and patches > optimizer.vision_patches
             passes = 1 + twice + (again + 1 + _trained(model.vision) if model.vision.trained else 0)
             products += forward_flops(config, tower) * passes
             traffic += forward_traffic(config, tower) * passes

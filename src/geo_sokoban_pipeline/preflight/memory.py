@@ -172,7 +172,7 @@ class StepLoad:
         sft = options.warm_start.max_tokens if options.warm_start.steps else 0
         tokens = max(options.optimizer.max_tokens, sft, longest)
         # A group shares the image of its prompt; those of observations differ.
-        images = min(groups, episodes) + (episodes * turns if turns > 1 else 0) if shape.patches else 0
+        images = min(groups, episodes) + episodes * shape.seen(turns) if shape.patches else 0
         return cls(
             tokens=tokens,
             passes=max(1, -(-episodes * longest // tokens)),
@@ -415,7 +415,7 @@ def plan_caches(
     text, grpo, rollout = model.config.text_config, options.grpo, options.rollout
     batch = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
     episodes = -(-batch // (rollout.workers or options.processes))
-    images = 0 if not shape.patches else rollout.max_turns + 1
+    images = 0 if not shape.patches else 1 + (rollout.max_turns if shape.images is None else shape.images - 1)
     stored = episodes * images * (shape.patches * _PATCH_BYTES + shape.image_bytes)
     found = {"image cache": min(DEFAULT_CACHE_BYTES, stored)}
     if rollout.engine != "transformers":

@@ -74,6 +74,7 @@ class EpisodeShape:
         patches: patches of the largest image; 0 without images.
         image_tokens: language tokens of the largest image.
         image_bytes: of the largest image's PNG.
+        images: of an episode at most; None: one of its prompt and one of each observation.
     """
 
     prompt: int
@@ -82,6 +83,13 @@ class EpisodeShape:
     patches: int
     image_tokens: int
     image_bytes: int
+    images: int | None = None
+
+    def seen(self, turns: int) -> int:
+        """Images of an episode behind that of its prompt, which its group shares, at most."""
+        if not self.patches or turns == 1:
+            return 0
+        return turns if self.images is None else max(self.images - 1, 0)
 
     def longest(self, options: TrainOptions) -> int | None:
         """Tokens of the longest episode under the run's limits; None if only the context limits it."""
