@@ -158,7 +158,8 @@ VALUES: list[tuple[str, dict[str, Any] | None, dict[str, str], dict[str, Any]]] 
             "train_sokoban.rollout.engine": "sglang",
             f"{GPUS}.count": 4,
             f"{GPUS}.tensor_parallel": 1,
-            f"{GPUS}.first_gpu": 1,  # the first one trains
+            f"{GPUS}.first_gpu": 0,  # in turns with the trainer
+            f"{GPUS}.colocated": True,
             f"{GPUS}.dtype": "bfloat16",
             f"{GPUS}.bucket_bytes": 512 << 20,
             f"{GPUS}.memory_fraction": 0.85,
@@ -192,7 +193,8 @@ VALUES: list[tuple[str, dict[str, Any] | None, dict[str, str], dict[str, Any]]] 
             "train_geo3k.ray.address": "auto",
             "train_geo3k.processes": 16,
             "train_geo3k.sharding": "full",
-            "train_geo3k.rollout.engine": "transformers",
+            "train_geo3k.rollout.engine": "sglang",
+            "train_geo3k.rollout.server.colocated": True,
             "train_geo3k.threads": 4,
             "train_geo3k.ray.cpus": 4,
             "train_geo3k.rollout.server.count": 16,

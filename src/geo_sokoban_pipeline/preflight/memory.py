@@ -1,7 +1,8 @@
 """Memory of a run by count: each rank at the peak of an update, and each GPU with the ranks and servers that lie on it.
 
-A rank holds weights, gradients, moments and caches at all times. The phases of an update follow each other, so the
-largest of them is the peak: output head, decoder layers, vision tower, reference policy, sum over the ranks. FSDP2 adds
+A rank holds weights, gradients and moments at all times. The rollout, whose caches are freed after it, and the phases
+of an update follow each other, so the largest of them is the peak: output head, decoder layers, vision tower, reference
+policy, sum over the ranks. FSDP2 adds
 to each the units that are gathered, and gradients that wait for the last micro-batch, which is the one that shards
 them. `tests/preflight/test_memory_plan.py` compares the plan with what autograd and FSDP2 keep at Qwen3-VL's widths.
 """
@@ -134,6 +135,8 @@ _PATCH_BYTES = 768  # of an encoded patch, in uint8
 # SGLang's own choice depends on the GPU; this is about its largest.
 SERVER_SHARE = 0.9
 _GATHERED_LAYERS = 2  # the one that computes, and the one that is fetched ahead
+# Buffers of nccl's communicators on a rank: assumed, not measured.
+_COMMUNICATOR_BYTES = 1_000_000_000
 _CERTAIN = ("weights", "gradients", "optimizer moments")
 MEMORY_SHARE = 0.9  # of the free memory: so much the plan may take
 # CUDA contexts of a server and a trainer in turns, CUDA graphs and workspaces of the server, which no sleep frees:
@@ -248,9 +251,13 @@ def plan_rank(
     if (is_shared or options.optimizer.offload) and options.ranks_roll_out:
         held["weights of the engine"] = _untrained_bytes(options, model)
     text, features = model.config.text_config, 1 + len(model.config.vision_config.deepstack_visual_indexes)
+    if on_gpu and options.processes > 1:
+        held["communicators"] = _COMMUNICATOR_BYTES
     held["image features"] = 2 * load.image_tokens * text.hidden_size * features * products  # and their gradients
-    held |= {name: count for name, count in (caches or {}).items() if name != "image cache"}
     phases = _plan_phases(options, model, load, gathers=is_shared or is_offloaded)
+    # They are freed before an update.
+    if engine := {name: count for name, count in (caches or {}).items() if name != "image cache"}:
+        phases["rollout"] = engine
     if options.processes > 1 and not is_shared:
         phases["sum over the ranks"] = {"gradients of all ranks": value * model.trained}
     # Without its adapter the policy is the reference.
@@ -365,8 +372,8 @@ def _plan_phases(
             )
         ),
     }
-    if policy.adapter is not None:
-        # Sent weights lie beside their copies; without an adapter larger parts follow.
+    if policy.adapter is not None or optimizer.offload:
+        # Sent weights, or those from the memory of the CPU, lie beside their copies; else larger parts follow.
         phases["gathering"] = _sum((graph, gathered(2 * root)))
     if model.root.trained:
         # The gradient of the embeddings is made whole. That of a tied head is summed with it, not in place.
