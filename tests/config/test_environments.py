@@ -258,7 +258,7 @@ def test_environments_and_variables_set_parameters(
             "qwen3vl",
             ("geo3k",),
             {"SLIME_SCRIPT_NUM_GPUS": "16", "SLIME_SCRIPT_EXTERNAL_RAY": "1"},
-            {"placement", "ray", "processes", "threads", "sharding", "optimizer", "rollout.engine", "rollout.server"},
+            {"placement", "ray", "processes", "threads", "sharding", "optimizer", "rollout.server"},
         ),
     ],
 )
@@ -278,7 +278,6 @@ def test_an_environment_takes_the_rest_from_another(
 def test_servers_of_the_cluster_take_turns_with_its_ranks(load: Load) -> None:
     """16 GPUs in all."""
     run = load("cluster", SLIME_SCRIPT_NUM_GPUS="16").train_geo3k
-    run = run.model_validate({**run.model_dump(), "rollout": {**run.rollout.model_dump(), "engine": "sglang"}})
     assert run.places_servers and run.rollout.takes_turns
 
 

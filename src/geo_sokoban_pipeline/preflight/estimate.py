@@ -412,14 +412,15 @@ class Estimate:
         steps, batches = episodes / of_step, self._batches(share)
         # The backward pass gathers its weights anew.
         shared = batches * 2 * self._gather_seconds + share * self._layer_exchange(4 + 2 * again)
-        shared += (batches if optimizer.gradient_sync == "micro_batch" else steps) * self._reduce_seconds
+        reduced = batches if optimizer.gradient_sync == "micro_batch" else steps
+        shared += reduced * self._reduce_seconds
         computed = share * self._pass(products, traffic) / tensor_ranks(options)
         trained = model.trained / (self._shards * tensor_ranks(options))
         if optimizer.offload:
             copied = batches * 2 * model.value_bytes * model.parameters / self._shards / _PINNED
             # The first gradients of a step are copied to pinned memory, all others are added there.
-            added = (batches - steps) * model.value_bytes * trained / _ADDED
-            return max(computed, shared) + copied + max(added, 0.0) + steps * trained / _CPU_ADAMW
+            added = max(reduced - steps, 0.0) * model.value_bytes * trained / _ADDED
+            return max(computed, shared) + copied + added + steps * trained / _CPU_ADAMW
         return max(computed, shared) + steps * trained * _ADAMW_BYTES / (self.gpu.bandwidth * DECODE_SHARE)
 
     def _batches(self, share: float) -> float:
@@ -518,13 +519,14 @@ def plan_memory(estimate: Estimate) -> tuple[RankPlan, list[MemoryPlace]]:
     return rank, [place for place in places if place.users]
 
 
-def judge(places: Sequence[MemoryPlace]) -> str:
-    """One line: whether the run fits, and the GPU with the least room."""
+def judge(places: Sequence[MemoryPlace]) -> dict[str, Any]:
+    """Whether a run fits, bytes that are lacking, and one line about the GPU with the least room."""
     place = min(places, key=lambda one: MEMORY_SHARE * one.free - one.total)
     room = int(MEMORY_SHARE * place.free) - place.total
     users = (" or " if place.is_shared else " + ").join(f"{name} {size(count)}" for name, count in place.users.items())
     text = f"{place.name} takes {size(place.total)} ({users}) of {size(place.free)}, of which it may take 90 %"
-    return f"fits: {text}" if room >= 0 else f"does not fit, by {size(-room)}: {text}"
+    verdict = f"fits: {text}" if room >= 0 else f"does not fit, by {size(-room)}: {text}"
+    return {"fits": room >= 0, "lacking": max(-room, 0), "verdict": verdict}
 
 
 def describe_run(run: str, options: TrainOptions, settings: EstimatePipelineOptions) -> dict[str, Any]:
@@ -552,7 +554,7 @@ def describe_run(run: str, options: TrainOptions, settings: EstimatePipelineOpti
         "price": None if price is None else price * estimate.gpus * estimate.hours,
         "memory": {place.name: {"total": place.total, "free": place.free, "users": place.users} for place in places},
         "rank": {"phase": rank.phase, "peak": rank.total, "parts": rank.parts, "host": rank.host},
-        "verdict": judge(places),
+        **judge(places),
     }
 
 

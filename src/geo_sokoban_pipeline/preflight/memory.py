@@ -380,7 +380,9 @@ def _plan_phases(
         making = embedded * (
             (2 if model.root.parameters // tensor < 2 * embedded else 0) + (1 if collects or not gathers else 0)
         )
-        own = waiting(trained_layer + trained_root, making)
+        # One rank that offloads shares with none: what it sends to itself is as large as what it gets.
+        alone = 0 if options.shares_weights else trained_root
+        own = waiting(trained_layer + trained_root + alone, making)
         phases["embeddings"] = _sum((waits, gathered(root), own))
     if pictures:
         phases["vision tower"] = _sum((in_tower, gathered(tower), waiting(2 * model.vision.trained)))
