@@ -63,7 +63,7 @@ def test_the_presets_are_current_and_fit() -> None:
     """Each task of full size on one GPU and on eight, and two adapters; what the largest models lack is said."""
     page = PRESETS_PAGE.read_text(encoding="utf-8")
     assert page == write_presets(page), "docs/full_size.md is not current; `make docs` writes it"
-    rows = [line.split(" | ") for line in page.split("<!-- presets:begin -->")[1].splitlines() if "--env=" in line]
+    rows = [line.split(" | ") for line in page.split("presets:")[1].splitlines() if "--env=" in line]
     assert [(row[0].strip("| "), row[1][0], row[-1][:3]) for row in rows[:8]] == [
         *(("2B", count, "yes") if number < 2 else ("8B", count, "yes") for count in "18" for number in range(3)),
         ("2B", "1", "yes"),

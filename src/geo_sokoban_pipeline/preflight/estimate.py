@@ -580,9 +580,8 @@ def _find_model(options: TrainOptions, settings: EstimatePipelineOptions) -> tup
     Raises:
         EstimateError: its size is not known here.
     """
-    policy, name = options.policy, settings.model
-    if policy.source == "hub":
-        name = name or published_name(policy.path or "")
+    policy = options.policy
+    name = settings.model or (published_name(policy.path or "") if policy.source == "hub" else None)
     if name is not None:
         return name, ModelShape.of(policy, published_config(name))
     if policy.source == "hub":
