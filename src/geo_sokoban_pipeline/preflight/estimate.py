@@ -380,10 +380,9 @@ class Estimate:
     def _score(self) -> float:
         """Seconds of log-probs of all sampled tokens."""
         share = self._share(self.episodes, self.episodes)
-        return max(
-            share * self._forward(self._load) / tensor_ranks(self.options),
-            self._batches(share) * self._gather_seconds + share * self._layer_exchange(2),
-        )
+        batches = self._batches(share)
+        shared = batches * self._gather_seconds + share * self._layer_exchange(2)
+        return max(share * self._forward(self._load) / tensor_ranks(self.options), shared) + batches * self._fetch
 
     def _steps(self, episodes: float, of_step: float) -> float:
         """Seconds of the optimizer steps over some episodes.
@@ -417,11 +416,16 @@ class Estimate:
         computed = share * self._pass(products, traffic) / tensor_ranks(options)
         trained = model.trained / (self._shards * tensor_ranks(options))
         if optimizer.offload:
-            copied = batches * 2 * model.value_bytes * model.parameters / self._shards / _PINNED
             # The first gradients of a step are copied to pinned memory, all others are added there.
             added = max(reduced - steps, 0.0) * model.value_bytes * trained / _ADDED
-            return max(computed, shared) + copied + added + steps * trained / _CPU_ADAMW
+            return max(computed, shared) + 2 * batches * self._fetch + added + steps * trained / _CPU_ADAMW
         return max(computed, shared) + steps * trained * _ADAMW_BYTES / (self.gpu.bandwidth * DECODE_SHARE)
+
+    @property
+    def _fetch(self) -> float:
+        """Seconds in which a rank takes its weights from the memory of the CPU, if they are there."""
+        is_there = self.options.optimizer.offload
+        return self.model.value_bytes * self.model.parameters / self._shards / _PINNED if is_there else 0.0
 
     def _batches(self, share: float) -> float:
         """Micro-batches of some episodes of a rank."""
