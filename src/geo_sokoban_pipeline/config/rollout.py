@@ -21,6 +21,11 @@ class EnvOptions(StrictModel):
         description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`. Or `gymnasium:<id>`.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory, which checks them.")
+    capacity: Count | None = Field(
+        None,
+        description="Environments that a process keeps open at once, as many as a server of them has places for; other "
+        "episodes wait. None: those of all episodes.",
+    )
 
     @property
     def named_code(self) -> dict[str, str]:
@@ -116,8 +121,8 @@ class RolloutOptions(StrictModel):
     server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
     function: str = Field(
         "geo_sokoban_pipeline.rollout.rollout.rollout",
-        description="`rollout(engine, policy, requests, settings, …) -> list[Trajectory]`, one per request, in order: "
-        "dotted path or `.py` file.",
+        description="`async def generate(session, request)`, the loop of one episode; or `rollout(engine, policy, "
+        "requests, settings, …) -> list[Trajectory]`, one per request, in order: dotted path or `.py` file.",
     )
     sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How responses are sampled.")
     max_turns: Count = Field(10, description="Responses of an episode at most.")

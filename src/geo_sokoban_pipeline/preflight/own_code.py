@@ -48,7 +48,9 @@ from geo_sokoban_pipeline.rollout.episode import (
     check_turns,
     close_environment,
     finalize_environment,
+    load_generate,
 )
+from geo_sokoban_pipeline.rollout.functions import is_async
 from geo_sokoban_pipeline.runs.fingerprint import own_estimators
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
@@ -117,6 +119,8 @@ def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...], 
     function = load_object(spec, default_name=default)
     if not callable(function):
         return Check(_GROUP, path, "failure", f"{spec}: is {type_name(function)}", "name a function or a class")
+    if default == "rollout" and is_async(function):  # of one episode
+        arguments = ("session", "request")
     try:
         inspect.signature(function).bind(*arguments, **named)
     except TypeError as error:
@@ -169,7 +173,7 @@ def _run_episode(encoding: Policy, row: dict[str, Any], options: TrainOptions, s
     reward = load_object(options.reward.function, default_name="reward")
     episode = _begin(encoding, row, options, seed)
     codec = encoding.codec
-    episode.start(load_object(options.env.factory, default_name="build_env"))
+    episode.start(load_object(options.env.factory, default_name="build_env"), load_generate(options.rollout))
     responses = _responses(episode.env, row, options, seed)
     while episode.is_pending and (text := next(responses, None)) is not None:
         ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
