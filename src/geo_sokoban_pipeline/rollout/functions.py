@@ -104,7 +104,7 @@ class LoopRun:
         late: Callable[[], None],
     ) -> None:
         self._work, self._moved, self._limit, self._late = work, moved, limit, late
-        self._clock = asyncio.timeout(None)
+        self._clock = asyncio.Timeout(None)
         self._task: Future[None] | None = None
         self._paused: Future[None] = Future()
 
