@@ -97,6 +97,7 @@ UNITS = {
     "max_response_tokens": "tokens",
     "max_context_tokens": "tokens",
     "max_conversations": "episodes",
+    "max_environments": "environments",
     "prefill_tokens": "tokens",
     "draft_share": "share",
     "over_sampling": "× grpo.groups",

@@ -369,8 +369,9 @@ def build_counted(sample, args):
 @pytest.mark.parametrize("capacity", [1, 3, None])
 def test_so_many_environments_are_open_at_once(capacity, function):
     Counted.now = Counted.most = 0
-    settings = make_settings(factory=f"{__name__}.build_counted", function=function, max_turns=5)
-    settings = replace(settings, env=settings.env.model_copy(update={"capacity": capacity}))
+    settings = make_settings(
+        factory=f"{__name__}.build_counted", function=function, max_turns=5, max_environments=capacity
+    )
     tasks = [
         EpisodeRequest(
             f"t{n}", {"id": f"r{n}", "prompt": PROMPT, "turns": 1 + n % 3, "raises": n == 4}, n // 2, n % 2, n
@@ -395,8 +396,7 @@ def test_so_many_environments_are_open_at_once(capacity, function):
 
 def test_what_has_not_begun_ends_as_aborted_once_there_is_enough():
     Counted.now = Counted.most = 0
-    settings = make_settings(factory=f"{__name__}.build_counted", max_turns=5)
-    settings = replace(settings, env=settings.env.model_copy(update={"capacity": 2}))
+    settings = make_settings(factory=f"{__name__}.build_counted", max_turns=5, max_environments=2)
     tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, "turns": 1}, n // 2, n % 2, n) for n in range(6)]
     engine = BatchEngine({n: [STOP] * 3 for n in range(6)})
     episodes = rollout(engine, CharacterPolicy(), tasks, settings, enough=lambda complete: True)

@@ -21,11 +21,6 @@ class EnvOptions(StrictModel):
         description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`. Or `gymnasium:<id>`.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory, which checks them.")
-    capacity: Count | None = Field(
-        None,
-        description="Environments that a process keeps open at once, as many as a server of them has places for; other "
-        "episodes wait. None: those of all episodes.",
-    )
 
     @property
     def named_code(self) -> dict[str, str]:
@@ -132,6 +127,11 @@ class RolloutOptions(StrictModel):
     preset: Literal["default", "slime_exact"] = Field("default", description="`slime_exact` overrides `rules`.")
     rules: RolloutRules = Field(default_factory=RolloutRules, description="Rules that differ from the original.")
     max_conversations: Count = Field(512, description="Episodes that the engine holds at the same time.")
+    max_environments: Count | None = Field(
+        None,
+        description="Environments that a process keeps open at the same time, such as a server's share of places; "
+        "other episodes wait. None: those of all episodes.",
+    )
     prefill_tokens: Count = Field(16_384, description="Padded tokens of one pass of the engine at most.")
     reuse_cache: bool = Field(True, description="Keep the KV cache between turns; off only to measure its worth.")
     draft_share: float | None = Field(

@@ -90,7 +90,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
     build_env = load_object(settings.env.factory, default_name="build_env")
     reward = load_object(settings.reward.function, default_name="reward")
     generate = load_generate(settings.rollout)
-    capacity = settings.env.capacity or math.inf
+    capacity = settings.rollout.max_environments or math.inf
     episodes: list[Episode] = []
     groups: dict[int, list[Episode]] = {}
     engine_seconds: dict[int, float] = {}
