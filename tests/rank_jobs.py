@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -86,6 +87,7 @@ class Member:
     def sleep(self, seconds: float) -> str:
         """Answer late, without progress."""
         time.sleep(seconds)
+        logging.getLogger("geo_sokoban_pipeline.rollout").info("awake again")
         return "awake"
 
     def work(self, seconds: float, is_waiting: bool = False) -> str:
