@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.episode import Episode
+from kill_hook import kill_at
 from rollout.scripted import make_settings, play_scripted
 from runs import ROOT, assert_same_run, finish, kedro_command, params, read_run
 
@@ -23,11 +25,15 @@ SMALL = {"loop": {"iterations": 2}, "warm_start": {"steps": 40}}
 
 @pytest.mark.slow
 def test_a_run_with_the_loop_of_the_page_has_the_bits_of_a_run_without(tmp_path: Path) -> None:
+    """Also where it was killed and goes on."""
     (tmp_path / "loop.py").write_text(FIRST, encoding="utf-8")
     own = {"rollout": {"function": f"{tmp_path / 'loop.py'}:generate"}}
     found = []
     for name, given in (("built_in", {}), ("own", own)):
         command = ("--pipelines=train_sokoban", "--env=test", *params(SMALL, given))
+        if given:
+            killed = kill_at("after_save:train_sokoban.trajectories", 1)
+            finish(kedro_command(*command, data_root=tmp_path / name, **killed), -signal.SIGKILL)
         finish(kedro_command(*command, data_root=tmp_path / name))
         found.append(read_run(tmp_path / name))
     assert_same_run(*found)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
+from concurrent import futures
+from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,6 +29,7 @@ from rollout.scripted import (
     BatchEngine,
     CharacterPolicy,
     ScriptedEngine,
+    TalkEnv,
     made,
     make_settings,
     play_scripted,
@@ -45,7 +49,7 @@ async def same_loop(session, request):
         observation, done, info = await session.step(text)
         session.end_turn(info, done=done)
         if session.is_pending:
-            session.observe(session.env.format_observation(observation))
+            session.observe(await session.call(session.env.format_observation, observation))
 
 
 async def without_environment(session, request):
@@ -69,6 +73,7 @@ async def shuffled(session, request):
         if await session.respond() is None:
             return
         session.end_turn({})
+        session.observe(user_message({"obs_str": "on"}))
 
 
 async def hanging(session, request):
@@ -87,6 +92,8 @@ async def misusing(session, request):
     kind = request.prompt["does"]
     if kind == "no prompt":
         await session.respond()
+    if kind == "observes first":
+        session.observe(user_message({"obs_str": "on"}))
     if kind != "nothing":
         session.prompt(request.prompt)
     if kind == "end early":
@@ -95,9 +102,28 @@ async def misusing(session, request):
         await session.respond()
         session.end_turn({})
         session.end_turn({})
+    if kind == "two prompts":
+        session.prompt(request.prompt)
+    if kind == "two responses":
+        await session.respond()
+        session.end_turn({})
+        await session.respond()
+    if kind == "two at once":
+        await asyncio.gather(session.respond(), session.respond())
+    if kind == "two environments":
+        await session.open()
+        await session.open()
+    if kind == "end after the end":
+        await session.respond()
+        session.end_turn({})
+        session.observe(user_message({"obs_str": "on"}))
+        assert await session.respond() is None
+        session.end_turn({}, done=True)
     if kind == "goes on":
-        while True:
-            session.end_turn({"heard": await session.respond()})
+        await session.respond()
+        session.observe(user_message({"obs_str": "on"}))
+        assert await session.respond() is None
+        await session.respond()
 
 
 def settings_of(function: str, **given: Any) -> RolloutSettings:
@@ -119,6 +145,7 @@ def equal(one, other):
         ([{}, {"observation": "a long observation"}], {"max_response_tokens": 20}),
         ([{}, {}], {"max_response_tokens": 20, "rules": {"drop_overflowing_observation": True}}),
         ([{}], {"max_context_tokens": 9}),  # the prompt alone fills it
+        ([{"ends_after": 2}, {}], {"preset": "slime_exact", "max_turns": 3, "max_response_tokens": 30}),
         ([{"raises": "build"}, {"raises": "reset"}, {"raises": "step"}, {"raises": "format_observation"}, {}], {}),
     ],
 )
@@ -215,6 +242,7 @@ async def gated(session, request):
     session.prompt(request.prompt)
     while await session.respond() is not None:
         session.end_turn({})
+        session.observe(user_message({"obs_str": "on"}))
         if request.sample_index == 0:
             await asyncio.to_thread(over.wait, 30)
         elif request.sample_index == 1 and len(session.ledger.token_ids) > 20:
@@ -247,6 +275,127 @@ def test_a_hanging_and_a_raising_function_cost_their_episodes_alone():
     assert {0, 2, 3, 4} <= set(engine.released)
 
 
+async def escaping(session, request):
+    """Two turns, with what may go wrong in an event loop in between."""
+    does = request.prompt["does"]
+    await session.open()
+    session.prompt(request.prompt)
+    if does == "impatient":
+        text = await asyncio.wait_for(session.respond(), 0.001)
+    elif does == "cancels":
+        work = asyncio.ensure_future(session.respond())
+        await asyncio.sleep(0)
+        work.cancel()
+        text = await work
+    else:
+        text = await session.respond()
+    if does == "exits":
+        sys.exit(3)
+    if does == "cancels itself":
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+    if does in ("stops", "gives up", "sleeps"):
+        with suppress(Exception):
+            await session.call(mischief[does])
+    if does == "sleeps":
+        await asyncio.sleep(60)
+    session.end_turn({"heard": text}, done=True)
+
+
+def stop_iterating():
+    raise StopIteration
+
+
+def give_up():
+    raise futures.CancelledError
+
+
+mischief = {"stops": stop_iterating, "gives up": give_up, "sleeps": give_up}
+
+
+class SlowEngine(BatchEngine):
+    def poll(self):
+        time.sleep(0.02)
+        return super().poll()
+
+
+def test_whatever_happens_in_a_function_stays_in_its_episode():
+    rows = [
+        {"does": does, "env": {}} for does in ("", "impatient", "cancels", "exits", "cancels itself", *mischief, "")
+    ]
+    made.clear()
+    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, 0, n, n) for n, row in enumerate(rows)]
+    settings = settings_of("escaping", env_timeout=0.5)
+    episodes = rollout(SlowEngine({n: [STOP] for n in range(len(rows))}), CharacterPolicy(), tasks, settings)
+    errors = {row["does"]: (episode.error or "").partition(":")[0] for row, episode in zip(rows, episodes, strict=True)}
+    assert errors == {
+        "": "",
+        "impatient": "",  # a response that was asked for comes
+        "cancels": "",
+        "exits": "SystemExit",
+        "cancels itself": "CancelledError",
+        "stops": "",  # the function has gone on
+        "gives up": "CancelledError",  # as event loops have it
+        "sleeps": "CancelledError",
+    }
+    assert all(env.closed == 1 for env in made)
+    assert play_scripted([STOP], settings_of("without_environment", max_turns=1))[0][0].status == "completed"
+
+
+class Threads:
+    """Where the methods of environments run, by episode."""
+
+    seen: ClassVar[dict[str, set[int]]] = {}
+
+
+class ThreadEnv(TalkEnv):
+    """As one with a connection of its thread; hangs where it is told to."""
+
+    def __init__(self, name: str, hangs: str) -> None:
+        super().__init__(ends_after=2)
+        self.name, self.hangs = name, hangs
+        self.note("build")
+
+    def note(self, place):
+        Threads.seen.setdefault(self.name, set()).add(threading.get_ident())
+        if place == self.hangs:
+            over.wait(20)
+
+    def _maybe_raise(self, place):
+        if hasattr(self, "name"):
+            self.note(place)
+
+    def final_metrics(self):
+        self.note("final_metrics")
+        return {"success": 1.0}
+
+
+def build_thread_env(sample, args):
+    return ThreadEnv(sample["id"], sample.get("hangs", ""))
+
+
+def test_an_environment_has_one_thread_in_a_users_loop():
+    Threads.seen.clear()
+    settings = settings_of("same_loop", factory=f"{__name__}.build_thread_env")
+    episodes, _ = play_scripted({n: [STOP] * 2 for n in range(3)}, settings, [{}] * 3)
+    assert [episode.status for episode in episodes] == ["completed"] * 3
+    assert [len(threads) for threads in Threads.seen.values()] == [1, 1, 1]
+    assert threading.get_ident() not in set.union(*Threads.seen.values())
+
+
+@pytest.mark.parametrize("place", ["build", "reset", "step", "format_observation", "final_metrics", "close"])
+def test_an_environment_that_hangs_in_a_users_loop_costs_its_episode_alone(place):
+    over.clear()
+    settings = settings_of("same_loop", factory=f"{__name__}.build_thread_env", env_timeout=0.3)
+    try:
+        episodes, _ = play_scripted({n: [STOP] * 2 for n in range(3)}, settings, [{}, {"hangs": place}, {}])
+    finally:
+        over.set()
+    wanted = "completed" if place == "close" else "failed"
+    assert [episode.status for episode in episodes] == ["completed", wanted, "completed"]
+    assert place == "close" or "took longer than rollout.env_timeout=0.3 s" in episodes[1].error
+
+
 def test_an_environment_may_be_slow_within_its_own_limit():
     """Calls have the limit each; a function of many calls has no limit on their sum."""
     rows = [{"env": {"ends_after": 3}}]
@@ -269,13 +418,25 @@ async def slow_calls(session, request):
         ("no prompt", "RuntimeError: respond is called before prompt"),
         ("end early", "RuntimeError: end_turn must be called once after each response"),
         ("end twice", "RuntimeError: end_turn must be called once after each response"),
+        (
+            "end after the end",
+            "RuntimeError: end_turn must be called once after each response that respond has returned",
+        ),
+        ("observes first", "RuntimeError: observe is called before prompt"),
+        ("two prompts", "RuntimeError: prompt is called a second time"),
+        ("two responses", "RuntimeError: respond is called twice without observe between"),
+        ("two at once", "RuntimeError: respond is called while another call waits"),
+        ("two environments", "RuntimeError: open is called a second time"),
         ("goes on", "RuntimeError: respond is called after None"),
     ],
 )
 def test_a_misused_session_fails_its_episode(does, error):
-    episodes, _ = play_scripted({0: [STOP, ("a", "length")]}, settings_of("misusing"), [{"does": does}])
-    assert episodes[0].status == "failed"
+    made.clear()
+    responses = {0: [STOP, ("a", "length")], 1: [STOP] * 2}
+    episodes, _ = play_scripted(responses, settings_of("misusing"), [{"does": does}, {"does": ""}])
+    assert [episode.status for episode in episodes] == ["failed", "completed"]
     assert episodes[0].error.startswith(error)
+    assert all(env.closed == 1 for env in made)
 
 
 def test_a_fork_begins_with_the_given_responses():

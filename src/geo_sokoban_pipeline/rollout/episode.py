@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -240,7 +240,8 @@ class Episode:
         self._function: FunctionRun
         self._wait: Callable[[], Any] | None = None
         self._resumed = 0.0
-        self._last: Result
+        self._last: Result | None = None
+        self._is_asked = self._has_ended = False
         self._due: str | None = None
         self._is_told = False  # that the episode is over
         self._result: EpisodeResult | None = None
@@ -272,7 +273,9 @@ class Episode:
         idle: queue.SimpleQueue[Episode] = queue.SimpleQueue()
         tell = partial(moved or idle.put, self)
         work, limit = self._run(generate), self._settings.rollout.env_timeout
-        self._function = InlineRun(work, tell) if generate is play else LoopRun(work, tell, limit, self._fail_late)
+        late = EnvTimeoutError(f"the rollout function took longer than rollout.env_timeout={limit} s")
+        self._tell = tell
+        self._function = InlineRun(work, tell) if generate is play else LoopRun(work, tell, self._fail, limit, late)
         self._wait = idle.get if moved is None else None
         self._go_on()
 
@@ -282,13 +285,12 @@ class Episode:
             if not self._turns:
                 raise RuntimeError("the rollout function ended without a prompt; call session.prompt(request.prompt)")
             if self.is_pending:
-                self.status = "completed"
+                self.status = self._cut_off or "completed"
+        self._has_ended = True
         self._env_seconds += time.perf_counter() - self._resumed
 
-    def _fail_late(self) -> None:
-        limit = self._settings.rollout.env_timeout
-        self.status = "failed"
-        self.error = f"EnvTimeoutError: the rollout function took longer than rollout.env_timeout={limit} s"
+    def _fail(self, error: BaseException) -> None:
+        self.status, self.error, self._has_ended = "failed", explain(error), True
 
     def _go_on(self) -> None:
         self._resumed = time.perf_counter()
@@ -328,7 +330,10 @@ class Episode:
         return all(work.done() for work in self._prepared)
 
     def advance(self, result: Result) -> None:
-        """Take a response, and let the function go on to the next one."""
+        """Take a response, and let the function go on to the next one; nothing if it has ended meanwhile."""
+        if self._has_ended:
+            self._tell()
+            return
         self._take(self._with_past(result))
         self._go_on()
 
@@ -346,7 +351,10 @@ class Episode:
 
         Raises:
             ValueError: it lacks a method of `InteractionEnv`.
+            RuntimeError: it is open.
         """
+        if self.env is not None:
+            raise RuntimeError("open is called a second time")
         self.env = await self.call(self._build_env, self.request.prompt, self._settings.env.args)
         check_environment(self.env, self._settings.env.factory)
         return await self.call(self.request.reset, self.env)
@@ -356,7 +364,12 @@ class Episode:
 
         Args:
             row: `prompt`, a text, and `images`, data URIs in the order of its placeholders; as a row of the data set.
+
+        Raises:
+            RuntimeError: there is one.
         """
+        if self._turns:
+            raise RuntimeError("prompt is called a second time")
         sources = row.get("images") or []
         # Without images the prompt is not split: placeholders stay text, as in slime (docs/deviations.md).
         content = split_placeholders(row["prompt"], sources) if sources else [{"type": "text", "text": row["prompt"]}]
@@ -373,15 +386,24 @@ class Episode:
         A response that was cut off or aborted ends the episode, unless `rollout.rules` has it carried out.
 
         Raises:
-            RuntimeError: there is no prompt yet, or the episode was over before.
+            RuntimeError: there is no prompt yet, no observation after the last response, or another call waits; or the
+                last one returned None.
         """
-        if not self._turns or self._is_told:
-            raise RuntimeError("respond is called before prompt" if not self._turns else "respond is called after None")
+        if self._is_told:
+            raise RuntimeError("respond is called after None")
+        if not self._turns:
+            raise RuntimeError("respond is called before prompt")
+        if self._is_asked:
+            raise RuntimeError("respond is called while another call waits")
+        if self.is_pending and self._turns[-1].role == "assistant":
+            raise RuntimeError("respond is called twice without observe between")
         if self.is_pending and (past := self._finished_past) is not None:
             self._take(past)
         elif self.is_pending:
             self._env_seconds += time.perf_counter() - self._resumed
+            self._is_asked = True
             await self._function.pause()
+            self._is_asked = False
         text, self._due = self._due, None
         self._is_told = text is None
         return text
@@ -397,12 +419,20 @@ class Episode:
         return check_step(await self.call(self.env.step, text), self._settings.env.factory)
 
     async def call(self, function: Callable[..., Returned], *arguments: Any) -> Returned:
-        """Call what may block, within `rollout.env_timeout`.
+        """Call what may block, within `rollout.env_timeout`; calls of an episode come one after the other.
 
         Raises:
             EnvTimeoutError: it takes longer.
         """
-        return await self._function.call(self.env_calls, function, *arguments)
+
+        @wraps(function)
+        def plain() -> Returned:
+            try:
+                return function(*arguments)
+            except StopIteration as error:  # no coroutine can raise it
+                raise RuntimeError("StopIteration was raised") from error
+
+        return await self._function.call(self.env_calls, plain)
 
     def end_turn(self, info: dict[str, Any], *, done: bool = False) -> None:
         """Note what a response has led to.
@@ -412,24 +442,29 @@ class Episode:
             done: whether the episode is over.
 
         Raises:
-            RuntimeError: the last turn is no response, or it has an info.
+            RuntimeError: the last turn is no response, it has an info, or the episode was over before.
         """
         turn = self._turns[-1]
-        if len(self._infos) != len(self._responses) - 1:
-            raise RuntimeError("end_turn must be called once after each response")
+        if len(self._infos) != len(self._responses) - 1 or self._is_told:
+            raise RuntimeError("end_turn must be called once after each response that respond has returned")
         self._infos.append(info)
         turn.action = ",".join(info.get("parsed_actions") or []) or None
         turn.reward = info.get("turn_reward")
         turn.info = info
-        ended = "completed" if done else self._ended_by(self._last)
-        self.status = ended or self.status
+        self.status = ("completed" if done else self._cut_off) or self.status
 
     def observe(self, message: dict[str, Any]) -> None:
         """Append an observation, and set the status if no further response is due; nothing once the episode is over.
 
+        Raises:
+            RuntimeError: there is no prompt yet.
+
         Args:
             message: `{"role": …, "content": [{"type": "image", "image": PIL image}, {"type": "text", "text": …}]}`.
         """
+        if not self._turns:
+            raise RuntimeError("observe is called before prompt")
+        self.status = self._cut_off or self.status
         if not self.is_pending:
             return
         encoded = [self._encode_image(item["image"]) for item in message["content"] if item["type"] == "image"]
@@ -447,6 +482,11 @@ class Episode:
             self.status = "truncated"
         elif len(self._responses) >= self._settings.rollout.max_turns:
             self.status = "truncated" if self._rules.truncate_at_max_turns else "completed"
+
+    @property
+    def _cut_off(self) -> Status | None:
+        """Status of an episode that its last response ends; None: it may continue."""
+        return None if self._last is None else self._ended_by(self._last)
 
     def _ended_by(self, result: Result) -> Status | None:
         """Status of an episode that this response ends, regardless of the environment; None: it may continue."""
@@ -750,15 +790,13 @@ class EnvCalls:
     A call that is too late is left alone, since nothing ends a thread: the environment is not called again, not even to
     close it.
 
-    Args:
-        seconds: that a call may take; None: unlimited.
-
     Attributes:
+        seconds: that a call may take; None: unlimited.
         is_stuck: whether a call came too late.
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] | None = None
         self.is_stuck = False
 
@@ -768,8 +806,19 @@ class EnvCalls:
         Raises:
             EnvTimeoutError: it takes longer than the limit; or an earlier call did.
         """
-        if self._seconds is None:
+        if self.seconds is None and self._calls is None:
             return function(*arguments)
+        future = self.begin(function, *arguments)
+        if wait([future], self.seconds).done:
+            return future.result()
+        raise self.give_up(function)
+
+    def begin(self, function: Callable[..., Returned], *arguments: Any) -> Future[Returned]:
+        """Begin a call in the environment's thread, in which all further calls are made.
+
+        Raises:
+            EnvTimeoutError: an earlier call has not ended in time.
+        """
         if self.is_stuck:
             raise EnvTimeoutError("an earlier call of the environment has not ended")
         if self._calls is None:
@@ -778,13 +827,15 @@ class EnvCalls:
             self._thread.start()
         future: Future[Returned] = Future()
         self._calls.put((future, function, arguments))
-        if wait([future], self._seconds).done:
-            return future.result()
+        return future
+
+    def give_up(self, function: Callable[..., Any]) -> EnvTimeoutError:
+        """Leave a call alone that is too late; returns the error."""
         self.is_stuck = True
         self._thread.name = STUCK
         self.end()
         name = getattr(function, "__name__", type(function).__name__)
-        raise EnvTimeoutError(f"{name} of the environment took longer than rollout.env_timeout={self._seconds:g} s")
+        return EnvTimeoutError(f"{name} of the environment took longer than rollout.env_timeout={self.seconds:g} s")
 
     def end(self) -> None:
         """End the thread, as soon as it is free."""

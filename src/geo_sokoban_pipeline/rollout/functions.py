@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
@@ -35,6 +35,21 @@ def own_loop() -> BackgroundLoop:
     return BackgroundLoop("own code")
 
 
+class Calls(Protocol):
+    """Calls of one environment, one after the other, within a limit each; see `EnvCalls`."""
+
+    seconds: float | None
+
+    def __call__(self, function: Callable[..., Value], *arguments: Any) -> Value:
+        """Call a function and wait for it."""
+
+    def begin(self, function: Callable[..., Value], *arguments: Any) -> Future[Value]:
+        """Begin a call in the thread of the environment."""
+
+    def give_up(self, function: Callable[..., Any]) -> Exception:
+        """Leave a call alone that is too late; returns the error."""
+
+
 class FunctionRun(Protocol):
     """One run of a function; it pauses where the session waits for a response."""
 
@@ -44,8 +59,8 @@ class FunctionRun(Protocol):
     async def pause(self) -> None:
         """Wait until the caller has taken a response; called by the session."""
 
-    async def call(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """Call an environment's method; called by the session."""
+    async def call(self, calls: Calls, function: Callable[..., Value], *arguments: Any) -> Value:
+        """Call a method of the environment; called by the session."""
 
     def cancel(self) -> None:
         """End it where it pauses."""
@@ -72,9 +87,9 @@ class InlineRun:
         """See `FunctionRun`."""
         await _suspend()
 
-    async def call(self, function: Callable[..., Value], *arguments: Any) -> Value:
+    async def call(self, calls: Calls, function: Callable[..., Value], *arguments: Any) -> Value:
         """See `FunctionRun`."""
-        return function(*arguments)
+        return calls(function, *arguments)
 
     def cancel(self) -> None:
         """See `FunctionRun`."""
@@ -89,24 +104,29 @@ def _suspend() -> Generator[None, None, None]:
 class LoopRun:
     """A function on the event loop of this process.
 
+    Whatever it raises fails its episode alone: even an exit must not end the loop, which others use.
+
     Args:
         work: the function.
         moved: called when it pauses and when it ends, in the loop's thread.
-        limit: seconds that it may take between two pauses; None: unlimited.
-        late: called when it has taken longer, in the loop's thread.
+        failed: called with what it has raised, in the loop's thread.
+        limit: seconds that it may take between two pauses, calls of the environment left out; None: unlimited.
+        late: the error of a function that takes longer.
     """
 
     def __init__(
         self,
         work: Coroutine[Any, Any, None],
         moved: Callable[[], None],
+        failed: Callable[[BaseException], None],
         limit: float | None,
-        late: Callable[[], None],
+        late: Exception,
     ) -> None:
-        self._work, self._moved, self._limit, self._late = work, moved, limit, late
+        self._work, self._moved, self._failed, self._limit, self._late = work, moved, failed, limit, late
         self._clock = asyncio.Timeout(None)
         self._task: Future[None] | None = None
         self._paused: Future[None] = Future()
+        self._is_cancelled = False
 
     def go_on(self) -> None:
         """See `FunctionRun`; returns at once."""
@@ -121,31 +141,45 @@ class LoopRun:
                 self._limit_from_now()
                 await self._work
         except TimeoutError:
-            self._late()
+            self._failed(self._late)
+        except BaseException as error:
+            if self._is_cancelled:
+                raise
+            self._failed(error)
         finally:
             self._moved()
 
     def _limit_from_now(self) -> None:
         self._clock.reschedule(None if self._limit is None else asyncio.get_running_loop().time() + self._limit)
 
-    async def _untimed(self, work: Awaitable[Value]) -> Value:
-        self._clock.reschedule(None)
-        given = await work
-        self._limit_from_now()
-        return given
-
     async def pause(self) -> None:
-        """See `FunctionRun`."""
+        """See `FunctionRun`. A user's time-out does not interrupt it: a response that is asked for will come."""
+        self._clock.reschedule(None)
         self._paused = Future()
         resumed = asyncio.wrap_future(self._paused)
         self._moved()
-        await self._untimed(resumed)
+        while not resumed.done():
+            try:
+                await asyncio.wait([resumed])
+            except asyncio.CancelledError:
+                if self._is_cancelled:
+                    raise
+        self._limit_from_now()
 
-    async def call(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """See `FunctionRun`: in a thread, within a limit of its own."""
-        return await self._untimed(asyncio.to_thread(function, *arguments))
+    async def call(self, calls: Calls, function: Callable[..., Value], *arguments: Any) -> Value:
+        """See `FunctionRun`: in a thread of the environment, within a limit of its own."""
+        self._clock.reschedule(None)
+        try:
+            begun = asyncio.wrap_future(calls.begin(function, *arguments))
+            await asyncio.wait([begun], timeout=calls.seconds)
+            if not begun.done():
+                raise calls.give_up(function)
+            return begun.result()
+        finally:
+            self._limit_from_now()
 
     def cancel(self) -> None:
         """See `FunctionRun`."""
+        self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()

@@ -129,8 +129,10 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         """
         found: list[Episode] = []
         while at_work and (engine.seeded or not moved.empty() or not (found or in_engine or held)):
-            found.append(moved.get())
-            at_work.remove(found[-1].id)
+            episode = moved.get()
+            if episode.id in at_work:  # else it has ended while its response is sampled, which brings it back
+                at_work.remove(episode.id)
+                found.append(episode)
             note_progress()
         return found if generate is play else sorted(found, key=lambda episode: episode.id)
 
@@ -147,12 +149,16 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
     def is_going_on(episode: Episode) -> bool:
         return episode.is_pending or episode.id in at_work
 
+    def begun() -> Sequence[Episode]:
+        return episodes[: len(episodes) - len(waiting)]
+
     def stop() -> None:
         engine.abort([episode.id for episode in episodes if episode.is_pending])
 
     try:
         add(requests)
         complete = 0  # groups that `enough` has seen
+        ended: list[Episode] = []  # whose environments are open
         while True:
             # Start: environments and prompts, as far as there are places.
             idle = not (waiting or at_work or in_engine or held)
@@ -172,7 +178,6 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
 
             # Settle: the next responses are asked for; what is over makes place.
             settled = settle()
-            began = time.perf_counter()
             over = [episode for episode in settled if not episode.is_pending]
             engine.release([episode.id for episode in over])
             if progress is not None and over:
@@ -185,15 +190,18 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                     complete = len(done)
                     if stopping := enough(finish([episode for group in done for episode in group])):
                         stop()
-            if capacity < math.inf:
-                finish(over)
-                opened -= len(over)
+            ended += over
+            if waiting and ended:
+                finish(ended)
+                opened -= len(ended)
+                ended.clear()
             if not (in_engine or held):
                 continue
 
             # Turn: an engine may return some of the submitted requests; their episodes continue meanwhile.
+            began = time.perf_counter()
             if not (results := engine.poll() if in_engine else []) and not held:
-                lost = [episode.request.trajectory_id for episode in episodes if episode.is_pending]
+                lost = [episode.request.trajectory_id for episode in begun() if episode.is_pending]
                 raise LostRequestsError(
                     f"rollout.engine={engine.name}: it returned nothing while {_names(lost)} wait for a response."
                 )
@@ -213,7 +221,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 else:
                     held.append(result)
     finally:
-        for episode in episodes[: len(episodes) - len(waiting)]:
+        for episode in begun():
             if is_going_on(episode):
                 episode.cancel()
 
