@@ -334,7 +334,7 @@ def _try_episode(
 ) -> tuple[dict[str, float], list[Any], list[Any]]:
     """Parts of the reward, the info of each turn with the part that the reward gave it, and what was seen.
 
-    Seen are the rewards of turns and the observations, in order; nothing in an environment without a seed.
+    Seen are the observations and the rewards of turns, in order; nothing in an environment without a seed.
 
     Args:
         truncated: cut the first response to half its length, so that the environment is never stepped.
@@ -344,8 +344,10 @@ def _try_episode(
     env = build_env(row, options.env.args)
     check_environment(env, options.env.factory)
     try:
-        reset(env, seed)
+        first = reset(env, seed)
         seen: list[Any] = []
+        if takes_seed(env) and isinstance(first, tuple) and first[0] is not None:
+            seen.append(env.format_observation(first[0]))
         responses: list[str] = []
         infos: list[dict[str, Any]] = []
         for text in _responses(env, row, options, seed):
