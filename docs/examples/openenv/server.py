@@ -1,4 +1,7 @@
-"""A game behind OpenEnv's protocol: a boat sails to a buoy, and gusts drive it aside. `python server.py [port]`."""
+"""A game behind OpenEnv's protocol: a boat sails to a buoy, and gusts drive it aside.
+
+`python server.py [port [capacity]]`
+"""
 
 from __future__ import annotations
 
@@ -56,12 +59,11 @@ def answer(game: Any, raw: str) -> dict[str, Any] | None:
         kind, data = frame.get("type"), frame.get("data", {})
         if kind == "reset":
             return game.reset(**{name: data[name] for name in ("seed", "gusts") if name in data})
-        if kind == "step" and data.get("direction") in WAYS:
-            return game.step(data["direction"])
+        if kind == "step":
+            way = data.get("direction")
+            return game.step(way) if way in WAYS else refuse("VALIDATION_ERROR", f"no action: {data}")
         if kind == "state":
             return {"type": "state", "data": {"episode_id": None, "step_count": game.steps}}
-        if kind == "step":
-            return refuse("VALIDATION_ERROR", f"no action: {data}")
         return None if kind == "close" else refuse("UNKNOWN_TYPE", kind)
     except json.JSONDecodeError as error:
         return refuse("INVALID_JSON", error)
@@ -100,4 +102,5 @@ def make_app(make_game: Any = Boat, capacity: int = 256) -> Any:
 if __name__ == "__main__":
     from aiohttp import web
 
-    web.run_app(make_app(), host="127.0.0.1", port=int(sys.argv[1]) if len(sys.argv) > 1 else 8000, print=None)
+    port, capacity = [*map(int, sys.argv[1:]), *(8000, 256)[len(sys.argv) - 1 :]]
+    web.run_app(make_app(capacity=capacity), host="127.0.0.1", port=port, print=None)

@@ -18,7 +18,8 @@ class EnvOptions(StrictModel):
     """The environment, named by dotted path or `.py` file."""
 
     factory: str = Field(
-        description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`. Or `gymnasium:<id>`.",
+        description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`. Or `gymnasium:<id>`, "
+        "or `openenv:<address>`.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory, which checks them.")
 
