@@ -103,6 +103,8 @@ UNITS = {
     "over_sampling": "× grpo.groups",
     "max_failed_share": "share",
     "env_timeout": "seconds",
+    "train_*.env.args (openenv).timeout": "seconds",
+    "train_*.env.args (openenv).seed": "",
     "train_*.rollout.workers": "processes",
     "worker_timeout": "seconds",
     "worker_restarts": "restarts",

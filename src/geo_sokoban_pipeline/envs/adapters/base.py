@@ -41,7 +41,7 @@ REWARD = "geo_sokoban_pipeline.rewards.returns.episode_return"
 Step = tuple[Any, float, bool, bool, Mapping[str, Any]]
 
 
-class AdapterOptions(StrictModel):
+class EnvAdapterOptions(StrictModel):
     """Arguments of every adapter."""
 
     image: str | None = Field(None, description="Image of an observation. None: no image.")
@@ -55,7 +55,7 @@ class AdapterOptions(StrictModel):
 # The environment.
 
 
-class AdapterEnv(ABC):
+class EnvAdapter(ABC):
     """One episode of an environment of another library; see `InteractionEnv`.
 
     Args:
@@ -66,7 +66,7 @@ class AdapterEnv(ABC):
         observation: the last one, as the environment gave it.
     """
 
-    def __init__(self, name: str, options: AdapterOptions, actions: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, options: EnvAdapterOptions, actions: Mapping[str, Any]) -> None:
         self.options, self.name, self._actions = options, name, dict(actions)
         self._restart(None)
 
@@ -239,7 +239,7 @@ def _is_plain(value: Any) -> bool:
 class RandomActions:
     """One of the words for actions, each as likely."""
 
-    def respond(self, env: AdapterEnv, generator: Random) -> str:
+    def respond(self, env: EnvAdapter, generator: Random) -> str:
         """The word, and nothing else."""
         if not env.words:
             raise ValueError(
@@ -275,7 +275,7 @@ class AdapterDataOptions(DataOptions):
     )
 
 
-def make_row(env: AdapterEnv, level: int, instruction: str = "") -> dict[str, Any]:
+def make_row(env: EnvAdapter, level: int, instruction: str = "") -> dict[str, Any]:
     """A prompts row: the first observation of a level, behind an instruction.
 
     Args:
@@ -325,7 +325,7 @@ class AdapterTask(Task):
             "warm_start": {"teacher": {"factory": EXPERT, "name": "random"}},
         }
 
-    def describe(self, env: AdapterEnv) -> Mapping[str, Any]:
+    def describe(self, env: EnvAdapter) -> Mapping[str, Any]:
         """Further columns of a level at its start, such as its difficulty."""
         return {}
 

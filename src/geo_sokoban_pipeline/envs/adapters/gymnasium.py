@@ -16,9 +16,9 @@ from pydantic import Field
 
 from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.envs.adapters.base import (
-    AdapterEnv,
-    AdapterOptions,
     AdapterTask,
+    EnvAdapter,
+    EnvAdapterOptions,
     Step,
     as_pixels,
     check_words,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SCHEME = "gymnasium"
 
 
-class GymnasiumOptions(AdapterOptions):
+class GymnasiumOptions(EnvAdapterOptions):
     """Arguments of an environment of gymnasium."""
 
     imports: list[str] = Field(
@@ -60,8 +60,8 @@ class GymnasiumOptions(AdapterOptions):
 # The environment.
 
 
-class GymnasiumEnv(AdapterEnv):
-    """One episode of an environment of gymnasium; see `AdapterEnv`.
+class GymnasiumEnv(EnvAdapter):
+    """One episode of an environment of gymnasium; see `EnvAdapter`.
 
     Args:
         name: id of the environment.
@@ -91,7 +91,7 @@ class GymnasiumEnv(AdapterEnv):
         super().__init__(str(self.env), options, actions)
 
     def begin(self, seed: int | None) -> Any:
-        """See `AdapterEnv`."""
+        """See `EnvAdapter`."""
         observation, _ = self.env.reset(seed=self._level_seed)
         if seed is not None:
             self.reseed(seed)
@@ -104,7 +104,7 @@ class GymnasiumEnv(AdapterEnv):
         self.env.unwrapped.np_random, _ = seeding.np_random(seed)
 
     def act(self, word: str, action: Any) -> Step:
-        """See `AdapterEnv`."""
+        """See `EnvAdapter`."""
         step: Step = self.env.step(action)
         return step
 

@@ -22,9 +22,9 @@ from pydantic import Field
 from geo_sokoban_pipeline.background import BackgroundLoop
 from geo_sokoban_pipeline.config.base import Seconds, validate_parameters
 from geo_sokoban_pipeline.envs.adapters.base import (
-    AdapterEnv,
-    AdapterOptions,
     AdapterTask,
+    EnvAdapter,
+    EnvAdapterOptions,
     Step,
     as_pixels,
     check_words,
@@ -66,7 +66,7 @@ class OpenEnvError(RuntimeError):
         self.code = code
 
 
-class OpenEnvOptions(AdapterOptions):
+class OpenEnvOptions(EnvAdapterOptions):
     """Arguments of an environment behind an OpenEnv server."""
 
     action: str = Field("action", description="Field of the action that a response decides.")
@@ -214,8 +214,8 @@ def _read_frame(url: str, kind: str, message: WSMessage | None, code: int | None
 # The environment.
 
 
-class OpenEnv(AdapterEnv):
-    """One episode of an environment behind a server; see `AdapterEnv`.
+class OpenEnv(EnvAdapter):
+    """One episode of an environment behind a server; see `EnvAdapter`.
 
     Args:
         url: address of the server, without `/ws`.
@@ -244,7 +244,7 @@ class OpenEnv(AdapterEnv):
         self._begun: Future[dict[str, Any]] | None = None
 
     def begin(self, seed: int | None) -> Any:
-        """Connect, and reset the environment; see `AdapterEnv`."""
+        """Connect, and reset the environment; see `EnvAdapter`."""
         self.close()
         connection = _Connection(self.name, self.options.timeout)
         _loop().run(connection.open())
@@ -262,7 +262,7 @@ class OpenEnv(AdapterEnv):
         return None if self._begun is None else [self._begun]
 
     def act(self, word: str, action: Any) -> Step | None:
-        """See `AdapterEnv`; None for an object of the policy's own that the server's schema refuses."""
+        """See `EnvAdapter`; None for an object of the policy's own that the server's schema refuses."""
         begun, self._begun = self._begun or self._ask("step", action), None
         data = self._answer(begun, "VALIDATION_ERROR" if self.options.actions == "json" else None)
         if data is None:
