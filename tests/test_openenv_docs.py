@@ -22,7 +22,7 @@ from runs import ROOT, Command, finish, kedro_command, link_project
 
 EXAMPLE = ROOT / "docs" / "examples" / "openenv"
 SERVER = EXAMPLE / "server.py"
-PARAMETERS = yaml.safe_load((EXAMPLE / "conf/base/parameters/boat.yml").read_text("utf-8").replace("${", "$("))
+PARAMETERS = yaml.safe_load((EXAMPLE / "conf/base/parameters/boat.yml").read_text("utf-8"))
 ARGS = PARAMETERS["boat"]["env"]["args"]
 
 

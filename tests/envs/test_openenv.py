@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ def server() -> Iterator[FrameServer]:
         yield found
 
 
-def build(server: FrameServer, row: dict[str, Any] | None = None, **args: Any) -> OpenEnv:
+def build(server: Any, row: dict[str, Any] | None = None, **args: Any) -> OpenEnv:
     found: OpenEnv = load_object(f"openenv:{server.url}")(row or {}, {**ARGS, **args})
     return found
 
@@ -263,10 +265,10 @@ def test_a_late_answer_closes_the_socket() -> None:
     server = FrameServer(heartbeat=0.2)
     with server.listen() as server.url:
         env = failing(server, "hang", timeout=0.3)
-        (socket,) = server.sessions
+        (session,) = server.sessions
         with pytest.raises(OpenEnvError, match="no answer"):
             env.step("right")
-        wait_for(lambda: socket.closed)
+        wait_for(lambda: session.closed)
 
 
 def test_a_server_that_leaves_is_not_looked_for_again() -> None:
@@ -276,6 +278,13 @@ def test_a_server_that_leaves_is_not_looked_for_again() -> None:
     with pytest.raises(OpenEnvError, match="was lost during step"):
         env.step("right")
     env.close()
+
+
+def test_a_connection_that_nobody_accepts_ends_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = SimpleNamespace(url=f"ws://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(OpenEnvError, match="cannot connect .no answer within env.args.timeout=0.3 s"):
+            build(server, timeout=0.3).reset(1)
 
 
 def test_pings_are_answered_while_the_policy_thinks() -> None:

@@ -71,7 +71,7 @@ def answer(game: Any, raw: str) -> dict[str, Any] | None:
         return refuse("EXECUTION_ERROR", error)
 
 
-def make_app(make_game: Any = Boat, capacity: int = 256) -> Any:
+def make_app(capacity: int) -> Any:
     from aiohttp import web
 
     sessions: set[Any] = set()
@@ -84,7 +84,7 @@ def make_app(make_game: Any = Boat, capacity: int = 256) -> Any:
             return socket
         sessions.add(socket)
         try:
-            game = make_game()
+            game = Boat()
             async for message in socket:
                 # In a thread, so that a slow step holds up its own session alone.
                 if (frame := await asyncio.to_thread(answer, game, message.data)) is None:
@@ -103,4 +103,4 @@ if __name__ == "__main__":
     from aiohttp import web
 
     port, capacity = [*map(int, sys.argv[1:]), *(8000, 256)[len(sys.argv) - 1 :]]
-    web.run_app(make_app(capacity=capacity), host="127.0.0.1", port=port, print=None)
+    web.run_app(make_app(capacity), host="127.0.0.1", port=port, print=None)
