@@ -81,7 +81,7 @@ def test_faults_behind_a_server_of_the_package(package: str) -> None:
     envs = [build(package) for _ in range(PLACES + 1)]
     for env in envs[:-1]:
         env.reset(5)
-    with pytest.raises(OpenEnvError, match="reset: CAPACITY_REACHED: .*3/3.*set env.capacity"):
+    with pytest.raises(OpenEnvError, match="reset: CAPACITY_REACHED: .*3/3.*set rollout.max_environments"):
         envs[-1].reset(5)
     for _ in range(10):  # a place is free as soon as its session is closed
         envs[0].close()

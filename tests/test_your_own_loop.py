@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from geo_sokoban_pipeline.rollout.background import BackgroundLoop
+from geo_sokoban_pipeline.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.episode import Episode
 from kill_hook import kill_at
 from rollout.scripted import make_settings, play_scripted

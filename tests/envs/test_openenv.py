@@ -217,7 +217,7 @@ FAULTS = {
     "much": "its reward for right is 'much'",
     "EXECUTION_ERROR": "EXECUTION_ERROR: said EXECUTION_ERROR. Way out: the environment raised",
     "FACTORY_ERROR": "FACTORY_ERROR: .*could not make an environment",
-    "CAPACITY_REACHED": "CAPACITY_REACHED: .*set env.capacity",
+    "CAPACITY_REACHED": "CAPACITY_REACHED: .*set rollout.max_environments",
     "SESSION_ERROR": "SESSION_ERROR: .*does not speak the protocol",
     "INVALID_JSON": "INVALID_JSON: .*does not speak the protocol",
     "UNKNOWN_TYPE": "UNKNOWN_TYPE: .*does not speak the protocol",
@@ -303,7 +303,7 @@ def test_places_of_a_server() -> None:
         first, second, third = (build(server) for _ in range(3))
         first.reset(1)
         second.reset(1)
-        with pytest.raises(OpenEnvError, match="reset: CAPACITY_REACHED: .*set env.capacity so that"):
+        with pytest.raises(OpenEnvError, match="reset: CAPACITY_REACHED: .*set rollout.max_environments so that"):
             third.reset(1)
         for _ in range(20):
             first.close()
@@ -339,6 +339,20 @@ def settings_for(server: FrameServer, limit: float | None = None, **args: Any) -
 def play(rows: list[dict[str, Any]], settings: RolloutSettings) -> list[Trajectory]:
     responses = {number: [("right", "stop")] * 8 for number in range(len(rows))}
     return play_scripted(responses, settings, rows)[0]
+
+
+def test_more_episodes_than_a_server_has_places(server: FrameServer) -> None:
+    """In a rollout and in its replay."""
+    server.capacity = 2
+    settings = settings_for(server)
+    rows: list[dict[str, Any]] = [{"how": None, "place": number % 3} for number in range(6)]
+    assert [episode.status for episode in play(rows, settings)].count("failed") == 4
+    settings = replace(settings, rollout=settings.rollout.model_copy(update={"max_environments": 2}))
+    episodes = play(rows, settings)
+    assert [episode.status for episode in episodes] == ["completed"] * 6
+    replayer = Replayer(CharacterPolicy(), settings.env, settings.reward, settings.rollout, task_or_plain("talk"))  # type: ignore[arg-type]
+    known = {f"r{n}": [{"id": f"r{n}", "prompt": PROMPT, **row}] for n, row in enumerate(rows)}
+    assert replayer.differences(episodes, known) == []
 
 
 @pytest.mark.parametrize(("limit", "error"), [(None, "OpenEnvError: ws://"), (0.3, "EnvTimeoutError: step of the")])

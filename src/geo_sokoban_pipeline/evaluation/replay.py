@@ -93,6 +93,14 @@ class Replayer:
         self, episodes: Sequence[Trajectory], rows: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> dict[str, Trajectory | str]:
         """By trajectory id, the episode as it comes out now, or why it cannot be replayed; see `differences`."""
+        most = self.rollout.max_environments or max(1, len(episodes))
+        parts = (episodes[first : first + most] for first in range(0, len(episodes), most))
+        return {name: found for part in parts for name, found in self._replay(part, rows).items()}
+
+    def _replay(
+        self, episodes: Sequence[Trajectory], rows: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> dict[str, Trajectory | str]:
+        """The environments of all are open at the same time."""
         found: dict[str, Trajectory | str] = {}
         replayed: list[Episode] = []
         for stored in episodes:

@@ -30,7 +30,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from PIL import Image
 
-from geo_sokoban_pipeline.background import BackgroundLoop
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.envs.base import reset
 from geo_sokoban_pipeline.envs.plugins import load_object

@@ -16,7 +16,7 @@ from functools import cache
 from types import coroutine
 from typing import Any, Protocol, TypeVar
 
-from geo_sokoban_pipeline.rollout.background import BackgroundLoop
+from geo_sokoban_pipeline.background import BackgroundLoop
 
 Value = TypeVar("Value")
 

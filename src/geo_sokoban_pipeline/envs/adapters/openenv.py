@@ -46,8 +46,8 @@ _CLOSING = 5.0  # seconds that a server has to end a session
 _SHOWN = 300  # characters of a server's message
 # By the code of an error frame; of others the message has to do.
 _WAYS_OUT = {
-    "CAPACITY_REACHED": "set env.capacity so that all processes together open no more sessions than the server holds "
-    "(its max_concurrent_envs), or raise that",
+    "CAPACITY_REACHED": "set rollout.max_environments so that all processes together open no more sessions than the "
+    "server holds (its max_concurrent_envs), or raise that",
     "VALIDATION_ERROR": "make env.args.action and env.args.actions fit the server's schema, {http}/schema",
     "EXECUTION_ERROR": "the environment raised; the server's log has where",
     "FACTORY_ERROR": "the server could not make an environment; its log has why",
