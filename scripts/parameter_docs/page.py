@@ -24,6 +24,7 @@ from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 from geo_sokoban_pipeline.config.base import MOST, nested_models
 from geo_sokoban_pipeline.config.estimators import ESTIMATORS
 from geo_sokoban_pipeline.envs.adapters.gymnasium import GymnasiumOptions
+from geo_sokoban_pipeline.envs.adapters.openenv import OpenEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.expert import GeometryExpert
@@ -128,6 +129,7 @@ def argument_sections(values: Mapping[str, Any]) -> list[Section]:
         *sections_of(AnswerEnvOptions, "train_geo3k.env.args", problems["env"]["args"]),
         *sections_of(Geo3kEnvOptions, "train_geo3k_multi_turn.env.args", tools["env"]["args"]),
         *sections_of(GymnasiumOptions, "train_*.env.args (gymnasium)"),
+        *sections_of(OpenEnvOptions, "train_*.env.args (openenv)"),
         *sections_of(SokobanRewardOptions, "train_sokoban.reward.args", sokoban["reward"]["args"]),
         *sections_of(AnswerRewardOptions, "train_geo3k*.reward.args"),
         *sections_of(ToleranceRewardOptions, "train_geo3k*.reward.args (tolerance_reward)"),

@@ -53,9 +53,11 @@ from geo_sokoban_pipeline.preflight.resources import (
     plan_disk,
 )
 from geo_sokoban_pipeline.preflight.servers import (
+    TIMEOUT,
     check_keys,
     check_sampling_servers,
     check_servers,
+    needed_environment_servers,
     needed_sampling_servers,
     needed_servers,
 )
@@ -63,8 +65,6 @@ from geo_sokoban_pipeline.preflight.stored import check_run, find_damaged_files,
 from geo_sokoban_pipeline.runs.storage import held_bytes, nearest_folder
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backends.megatron.limits import find_obstacles
-
-_TIMEOUT = 5.0  # seconds that a server has to answer
 
 
 @dataclass
@@ -115,11 +115,15 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
         findings.checks += [check_threads(options.threads, options.busy_processes)]
     longest = None if findings.shape is None or findings.model is None else findings.shape.longest(options)
     findings.checks += guard("servers", "sglang", lambda: check_sampling_servers(subject.run, options, longest))
-    needed = [*needed_servers(parameters), *needed_sampling_servers(subject.run, options)]
-    findings.checks += guard("network", "ports", lambda: check_servers(needed, _TIMEOUT))
+    needed = [
+        *needed_servers(parameters),
+        *needed_sampling_servers(subject.run, options),
+        *needed_environment_servers(subject.run, options),
+    ]
+    findings.checks += guard("network", "ports", lambda: check_servers(needed))
     has_policy = subject.base_policy is not None
     findings.checks += guard(
-        "network", "keys", lambda: check_keys(parameters, subject.run, _TIMEOUT, has_policy=has_policy)
+        "network", "keys", lambda: check_keys(parameters, subject.run, TIMEOUT, has_policy=has_policy)
     )
     return findings
 
