@@ -25,6 +25,7 @@ from geo_sokoban_pipeline.preflight.estimate import (
     describe_run,
     forward_flops,
     layer_weights,
+    rows_of,
 )
 from geo_sokoban_pipeline.preflight.memory import cache_bytes
 from geo_sokoban_pipeline.preflight.model import ModelShape
@@ -244,6 +245,13 @@ def test_a_server_without_room_for_its_weights_does_not_fit() -> None:
     for name, fits in (("8B", True), ("235B-A22B", False)):
         found = describe_run("train", options, settings(model=name))["memory"]["GPU 1"]
         assert (found["total"] == 68e9) is fits and (found["total"] > 400e9) is not fits
+
+
+def test_gpus_with_the_same_load_are_one_row() -> None:
+    found = describe_run("train", train(**EIGHT, **SERVERS, rollout__max_response_tokens=5000), settings(model="2B"))
+    assert [row[1] for row in rows_of(found) if row[1].startswith("GPU")] == ["GPU 0 to 7"]
+    apart = describe_run("train", spread(1, 2, ("none", "step")), settings(model="2B"))
+    assert [row[1] for row in rows_of(apart) if row[1].startswith("GPU")] == ["GPU 0", "GPU 1 to 2"]
 
 
 def test_a_rollout_beside_the_training_costs_the_longer_of_both() -> None:

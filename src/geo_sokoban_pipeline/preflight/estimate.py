@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
@@ -574,7 +575,10 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         rows.append(("", "price", f"{found['price']:,.0f} for {found['gpus']} GPUs"))
     text = f"at most {size(rank['peak'])}, in the phase `{rank['phase']}`"
     rows.append(("memory", "a rank", f"{text}; {size(sum(rank['host'].values()))} in the CPU's memory"))
-    rows += [("", name, f"{size(place['total'])} of {size(place['free'])}") for name, place in found["memory"].items()]
+    sizes = {name: f"{size(place['total'])} of {size(place['free'])}" for name, place in found["memory"].items()}
+    for text, group in groupby(sizes, key=lambda name: sizes[name]):
+        first, *others = group
+        rows.append(("", f"{first} to {others[-1].removeprefix('GPU ')}" if others else first, text))
     return [*rows, ("verdict", "", found["verdict"])]
 
 
