@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.config.study import EstimatePipelineOptions
 from geo_sokoban_pipeline.formats import size
 from geo_sokoban_pipeline.preflight.memory import (
@@ -591,7 +593,7 @@ def _find_model(options: TrainOptions, settings: EstimatePipelineOptions) -> tup
     policy = options.policy
     name = settings.model or (published_name(policy.path or "") if policy.source == "hub" else None)
     if name is not None:
-        return name, ModelShape.of(policy, published_config(name))
+        return name, _published_shape(policy, name)
     if policy.source == "hub":
         raise EstimateError(
             f"{options.task}: policy.path={policy.path} is none of the published models ({', '.join(PUBLISHED)}); give "
@@ -601,6 +603,11 @@ def _find_model(options: TrainOptions, settings: EstimatePipelineOptions) -> tup
     if model is None:
         raise EstimateError(f"policy.path={policy.path}: its files cannot be used; check_<task> has the reason")
     return policy.path or policy.source, model
+
+
+@lru_cache(8)  # a table of several runs has few models
+def _published_shape(policy: PolicyOptions, name: str) -> ModelShape:
+    return ModelShape.of(policy, published_config(name))
 
 
 def _trained(part: PartSize) -> float:
