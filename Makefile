@@ -64,7 +64,11 @@ SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
 SGLANG_MODULES := sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler, sglang.srt.models.registry
 SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-backends bench-peer mutants sglang-env chromium clean-data
+# Servers of the package openenv live in an environment of their own, which tests of its protocol use.
+OPENENV_VENV := .venv-openenv
+OPENENV_STAMP := $(OPENENV_VENV)/.installed
+
+.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-backends bench-peer mutants sglang-env openenv-env chromium clean-data
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
@@ -180,6 +184,13 @@ endif
 	touch $@
 
 sglang-env: $(SGLANG_STAMP) ## Make .venv-sglang, in which SGLang servers run; SGLANG=gpu: .venv-sglang-gpu.
+
+$(OPENENV_STAMP): requirements/openenv.txt
+	$(call MAKE_VENV,$(OPENENV_VENV))
+	$(OPENENV_VENV)/bin/python -m pip install --quiet --no-compile --no-deps -r $<
+	touch $@
+
+openenv-env: $(OPENENV_STAMP) ## Make .venv-openenv, in which tests run a server of the package openenv.
 
 # The tests of pages need a browser. Without one they are skipped, but fail in continuous integration.
 chromium: $(DEV_STAMP) ## Install a headless Chromium unless there is one: Debian's package, which takes root.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -83,9 +84,14 @@ class Member:
         record = {"bytes": count, "blake2b": "0" * 32 if wrong else file_digest(path)}
         return {path.name: record}
 
+    def parent(self) -> int:
+        """Process that started this one."""
+        return os.getppid()
+
     def sleep(self, seconds: float) -> str:
         """Answer late, without progress."""
         time.sleep(seconds)
+        logging.getLogger("geo_sokoban_pipeline.rollout").info("awake again")
         return "awake"
 
     def work(self, seconds: float, is_waiting: bool = False) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forked import ForkedCommand
+from geo_sokoban_pipeline.preflight.estimate import Load, forward_flops
 from runs import ROOT, finish
 
 SCRIPT = ROOT / "scripts" / "gpu_check"
@@ -55,7 +56,7 @@ def test_a_thin_model_on_the_cpu(tmp_path):
 
 def test_operations_are_those_that_torch_counts(parts):
     """Against torch's own counter, over the library's forward pass of one episode with an image."""
-    from model import THIN, VOCABULARY, Load, build_policy, forward_flops
+    from model import THIN, VOCABULARY, build_policy
     from torch.utils.flop_counter import FlopCounterMode
 
     policy = build_policy(THIN, "cpu", seed=0)
@@ -72,7 +73,7 @@ def test_operations_are_those_that_torch_counts(parts):
             mm_token_type_ids=kinds,
         )  # fmt: skip
     assert policy.model.config.text_config.vocab_size == VOCABULARY
-    expected = forward_flops(policy, Load([90], 90, [256]))
+    expected = forward_flops(policy.model.config, Load([(90, 0)], 90, 256, 1))
     # The patch embedding is left out here; attention over the causal half is counted whole there.
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.03)
 

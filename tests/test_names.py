@@ -29,7 +29,7 @@ OF_EACH_TASK |= {"sources", "task"}
 # pipelines, or its reward. `metrics`: of episodes, those that a task uses and those built on them. `backend`: of a run,
 # and Megatron's.
 SUBJECTS = {"audit", "backend", "geo3k", "grpo", "metrics", "own_code", "parameters", "policy", "rollout", "runs"}
-SUBJECTS |= {"credit", "estimators", "servers", "sokoban", "stored", "study"}
+SUBJECTS |= {"credit", "estimate", "estimators", "servers", "sokoban", "stored", "study"}
 
 
 def test_modules():

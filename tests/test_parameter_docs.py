@@ -56,7 +56,7 @@ def test_every_parameter_is_on_the_page(leaves):
     shown |= {name[:at] for name in shown for at, letter in enumerate(name) if letter == "."}
     patterns = (
         (
-            r"^(train|rollout|update|evaluate|regrade|export|report|browse|score|fork|credit|control|check)_(sokoban|geo3k_multi_turn|geo3k)\b",
+            r"^(train|rollout|update|evaluate|regrade|export|report|browse|score|fork|credit|control|check|estimate)_(sokoban|geo3k_multi_turn|geo3k)\b",
             r"\1_*",
         ),
         (r"^(geo3k_multi_turn|geo3k)\b", "geo3k*"),

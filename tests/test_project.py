@@ -93,7 +93,7 @@ MODULES = {
     "pyyaml": "yaml",
 }
 # Modules of environments of their own, whose packages are in `requirements`.
-ELSEWHERE = {"trl", "accelerate"}
+ELSEWHERE = {"trl", "accelerate", "openenv", "uvicorn"}
 # Tools that nothing imports, each with a file and what in it needs the tool.
 TOOLS = {
     "ibis-framework": ("conf/base/catalog/07_model_output.yml", "ibis.FileDataset"),
@@ -169,10 +169,17 @@ def test_what_the_notebooks_import_comes_with_their_extra():
     assert foreign(imports_of("notebooks")) <= modules_of("dependencies", "notebooks")
 
 
-def test_the_environment_of_servers_is_pinned_wholly():
-    lines = [line for line in (ROOT / "requirements/sglang-cpu.txt").read_text().splitlines() if line[:1] != "#"]
+@pytest.mark.parametrize(
+    ("name", "pins"),
+    [
+        ("sglang-cpu", {"sglang==0.5.21", "torch==2.13.0", "transformers==5.12.1"}),
+        ("openenv", {"openenv==0.10.0", "fastapi==0.165.0", "uvicorn==0.54.0"}),
+    ],
+)
+def test_environments_of_servers_are_pinned_wholly(name, pins):
+    lines = [line for line in (ROOT / f"requirements/{name}.txt").read_text().splitlines() if line[:1] != "#"]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
-    assert {"sglang==0.5.21", "torch==2.13.0", "transformers==5.12.1"} <= set(lines)
+    assert pins <= set(lines)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +203,7 @@ def test_the_environment_of_servers_is_pinned_wholly():
             "sglang-env",
             ["--no-deps -r requirements/sglang-cpu.txt", "scripts/sglang_cpu", "forked_processes", "sglang_cpu.pth"],
         ),
+        ("openenv-env", ["--no-deps -r requirements/openenv.txt"]),
         ("chromium", ["tests/chromium.py", "apt-get", "chromium-headless-shell"]),
         ("clean-data", ["runs --data-root data remove --all"]),
     ],

@@ -11,7 +11,6 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import torch
-from model import Load, forward_flops
 from PIL import Image
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, MegatronOptions, OptimizerOptions
@@ -22,6 +21,7 @@ from geo_sokoban_pipeline.envs.sokoban.task import ENV, REWARD, SOKOBAN
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
+from geo_sokoban_pipeline.preflight.estimate import Load, forward_flops
 from geo_sokoban_pipeline.preflight.memory import RankPlan, StepLoad, plan_rank
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.rollout.engines.base import Result as EngineResult
@@ -155,8 +155,8 @@ def train(policy: Policy, case: Case, work: Work) -> Figures:
     finally:
         backend.close()
     load = _load(samples)
-    flops = 3 * forward_flops(policy, load)
-    return Figures(seconds, sum(load.lengths), load.scored, len(load.patches), flops, norm, peak, gap)
+    flops = 3 * forward_flops(policy.model.config, load)
+    return Figures(seconds, int(load.tokens), int(load.scored), int(load.images), flops, norm, peak, gap)
 
 
 def plan(policy: Policy, case: Case, work: Work) -> RankPlan:
@@ -167,12 +167,13 @@ def plan(policy: Policy, case: Case, work: Work) -> RankPlan:
     })  # fmt: skip
     load = _load([_sequence(policy, work.length, number) for number in range(work.sequences)])
     rows = max(1, work.batch_tokens // work.length)
-    merged = sum(load.patches) // policy.model.config.vision_config.spatial_merge_size**2
+    patches = int(load.images * load.patches)
+    merged = patches // policy.model.config.vision_config.spatial_merge_size**2
     step = StepLoad(
         tokens=rows * work.length,
         passes=-(-work.sequences // rows),
-        patches=sum(load.patches),
-        largest=max(load.patches),
+        patches=patches,
+        largest=int(load.patches),
         image_tokens=merged,
     )
     shape = ModelShape.of(options.policy, policy.model.config)
@@ -227,9 +228,10 @@ def _prompts(count: int) -> list[dict[str, object]]:
 
 
 def _load(samples: list[TrainSample]) -> Load:
-    images = {image.key: image for sample in samples for image in sample.images}
-    patches = [int(np.prod(image.grid)) for image in images.values()]
-    return Load([sample.length for sample in samples], sum(len(sample.targets) for sample in samples), patches)
+    grids = {image.key: image.grid for sample in samples for image in sample.images}
+    (patches,) = {int(np.prod(grid)) for grid in grids.values()}  # the images are of one size
+    pieces = [(sample.length, 0) for sample in samples]
+    return Load(pieces, sum(len(sample.targets) for sample in samples), patches, len(grids))
 
 
 def _timed(device: str, work: Callable[[], Result]) -> tuple[float, Result]:

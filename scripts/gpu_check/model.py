@@ -1,4 +1,4 @@
-"""Qwen3-VL policies with random weights, made on the device, and the floating-point operations that they take.
+"""Qwen3-VL policies with random weights, made on the device.
 
 Weights are float32 and matrix products bfloat16, as in `conf/qwen3vl`. Only rows of the vocabulary that the project's
 own tokenizer knows are sampled; all 151,936 are computed.
@@ -6,16 +6,14 @@ own tokenizer knows are sampled; all 151,936 are computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from scripts.published_sizes import published_config
 from transformers import AutoModelForImageTextToText
 
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies.patches import build_image_processor
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
+from geo_sokoban_pipeline.preflight.published_sizes import published_config
 
 VOCABULARY = 151_936
 THIN = "thin"
@@ -47,41 +45,3 @@ def build_policy(name: str, device: str, seed: int) -> Policy:
     model.config._attn_implementation = "sdpa"
     processor = build_image_processor(_MIN_PIXELS, _MAX_PIXELS)
     return Policy(model.eval(), tokenizer, processor, compute="bfloat16")
-
-
-@dataclass(frozen=True)
-class Load:
-    """What passes the model in one forward pass.
-
-    Attributes:
-        lengths: tokens of each episode.
-        scored: tokens whose logits are made.
-        patches: of each distinct image.
-    """
-
-    lengths: list[int]
-    scored: int
-    patches: list[int]
-
-
-def forward_flops(policy: Policy, load: Load) -> float:
-    """Multiplications and additions of a forward pass: two per weight of every matrix and token, and attention.
-
-    Attention of the language model is causal, so a token attends to half of its episode on average; that of an image
-    is not. The output layer counts for the scored tokens only.
-    """
-    text, vision = policy.model.config.text_config, policy.model.config.vision_config
-    language = _matrix_weights(policy.model.model.language_model.layers)
-    tower = _matrix_weights(policy.model.model.visual.blocks)
-    mergers = _matrix_weights(policy.model.model.visual) - tower
-    width = text.num_attention_heads * text.head_dim
-    tokens = sum(load.lengths)
-    causal = sum(2 * length * length for length in load.lengths) * width * text.num_hidden_layers
-    mutual = sum(4 * count * count for count in load.patches) * vision.hidden_size * vision.depth
-    merged = sum(load.patches) / vision.spatial_merge_size**2
-    head = 2 * load.scored * text.vocab_size * text.hidden_size
-    return 2.0 * (language * tokens + tower * sum(load.patches) + mergers * merged) + causal + mutual + head
-
-
-def _matrix_weights(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim == 2)

@@ -24,6 +24,7 @@ from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 from geo_sokoban_pipeline.config.base import MOST, nested_models
 from geo_sokoban_pipeline.config.estimators import ESTIMATORS
 from geo_sokoban_pipeline.envs.adapters.gymnasium import GymnasiumOptions
+from geo_sokoban_pipeline.envs.adapters.openenv import OpenEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.expert import GeometryExpert
@@ -128,6 +129,7 @@ def argument_sections(values: Mapping[str, Any]) -> list[Section]:
         *sections_of(AnswerEnvOptions, "train_geo3k.env.args", problems["env"]["args"]),
         *sections_of(Geo3kEnvOptions, "train_geo3k_multi_turn.env.args", tools["env"]["args"]),
         *sections_of(GymnasiumOptions, "train_*.env.args (gymnasium)"),
+        *sections_of(OpenEnvOptions, "train_*.env.args (openenv)"),
         *sections_of(SokobanRewardOptions, "train_sokoban.reward.args", sokoban["reward"]["args"]),
         *sections_of(AnswerRewardOptions, "train_geo3k*.reward.args"),
         *sections_of(ToleranceRewardOptions, "train_geo3k*.reward.args (tolerance_reward)"),
@@ -182,9 +184,9 @@ def all_sections() -> list[tuple[str, list[dict[str, Section]]]]:
         training += [{"": section} for name, section in arguments.items() if end and _belongs(name, end)]
     for title, parts in _OF_TRAINING.items():
         groups.append((title, [place for place in training if _part_of(place) in parts]))
-    stored = [place for kind in (*ON_RUNS, "check") for place in _merged(single, f"{kind}_", TASKS, f"{kind}_*")] + [
-        {"": one} for one in single["audit"]
-    ]
+    stored = [
+        place for kind in (*ON_RUNS, "check", "estimate") for place in _merged(single, f"{kind}_", TASKS, f"{kind}_*")
+    ] + [{"": one} for one in single["audit"]]
     groups.append(("Other commands", stored))
     studies = [{"": one} for one in (*single["study"], *sections_of(section_model("study_default"), "study_*"))]
     groups.append(("Studies", studies))

@@ -1,7 +1,8 @@
-"""The tables of `docs/scaling.md`: which layout of a training fits which GPUs, by the plan of the pre-flight.
+"""The tables of `docs/scaling.md` and of the presets in `docs/full_size.md`, by the plan of the pre-flight.
 
-Every figure is a count of `preflight/memory.py` with the launch values of `train_geo3k` in `conf/qwen3vl`, or, for
-Megatron-Core's ranks, in `conf/megatron`.
+Every figure of `docs/scaling.md` is a count of `preflight/memory.py` with the launch values of `train_geo3k` in
+`conf/qwen3vl`, or, for Megatron-Core's ranks, in `conf/megatron`. The presets are commands as they are typed, with what
+`estimate_<task>` gives for them.
 """
 
 from __future__ import annotations
@@ -13,31 +14,44 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from scripts.published_sizes import PUBLISHED, published_config
+import yaml
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 from geo_sokoban_pipeline.parameters import ProjectParameters
-from geo_sokoban_pipeline.preflight.memory import Gpu, RankPlan, StepLoad, place_on_gpus, plan_rank
+from geo_sokoban_pipeline.preflight.estimate import describe_run
+from geo_sokoban_pipeline.preflight.memory import (
+    MEMORY_SHARE,
+    Gpu,
+    RankPlan,
+    StepLoad,
+    least_server_bytes,
+    place_on_gpus,
+    plan_rank,
+)
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
+from geo_sokoban_pipeline.preflight.published_sizes import PUBLISHED, published_config
 from geo_sokoban_pipeline.reporting.study_docs import replace_section
+from geo_sokoban_pipeline.runs.fingerprint import unflatten
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 from geo_sokoban_pipeline.studies.plan import merge
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scaling.md"
+PRESETS_PAGE = ROOT / "docs" / "full_size.md"
 MACHINES = {"1 × 80 GB": (1, 80), "8 × 80 GB": (8, 80), "1 × 141 GB": (1, 141)}
 ADAPTED = {"1 × 24 GB": 24, "1 × 80 GB": 80}  # GB of the GPU that an adapter is trained on
 ADAPTER = {"policy": {"adapter": {"rank": 16}}}
-SHARE = 0.9  # of a GPU, as in the pre-flight
+_SMALL = 40  # GB
 # A problem of Geometry3K with its largest diagram: 1,248 patches.
 EPISODE = EpisodeShape(prompt=600, observation=0, response=4096, patches=1248, image_tokens=312, image_bytes=100_000)
 _RUN = "train_geo3k"
 _GB = 1e9
 _LEAST_CACHE = 4  # GB of keys and values for a server
-_OWN_FRACTION = 0.85
+_FRACTION = 0.85  # of a GPU for a server, as in conf/qwen3vl
+_SMALL_FRACTION = 0.7  # of a GPU of 24 GB that a server shares, so that contexts have room
 _BASE = {"offload": False, "gradient_sync": "step"}
 DENSE = ("2B", "4B", "8B")
 # Megatron-Core's ranks: those that split matrices, and groups of them.
@@ -76,9 +90,16 @@ class Layout:
 @lru_cache
 def launch_options(env: str = "qwen3vl") -> TrainOptions:
     """Options of `train_geo3k` in an environment of the configuration, without the variables of a launcher."""
-    loader = ProjectConfigLoader(conf_source=str(ROOT / "conf"), env=env, runtime_params={}, **CONFIG_LOADER_ARGS)
-    found: TrainOptions = getattr(ProjectParameters.model_validate(loader["parameters"]), _RUN)
+    found: TrainOptions = getattr(_parameters_of(env), _RUN)
     return found
+
+
+def _parameters_of(env: str, changes: str = "") -> ProjectParameters:
+    """All parameters of an environment, with words of `--params`."""
+    words = [word.partition("=") for word in changes.split(",") if word]
+    given = unflatten({name: yaml.safe_load(value) for name, _, value in words})
+    loader = ProjectConfigLoader(conf_source=str(ROOT / "conf"), env=env, runtime_params=given, **CONFIG_LOADER_ARGS)
+    return ProjectParameters.model_validate(loader["parameters"])
 
 
 def layouts(model: ModelShape, gpus: int, gigabytes: int) -> Iterator[Layout]:
@@ -87,14 +108,14 @@ def layouts(model: ModelShape, gpus: int, gigabytes: int) -> Iterator[Layout]:
     offload = {"optimizer": {"offload": True}}
     least = {"optimizer": {"offload": True, "gradient_sync": "micro_batch"}}
     if gpus == 1:
-        fraction = math.ceil(20 * (weights + _LEAST_CACHE) / gigabytes) / 20
         for training in ({}, offload, least):
-            yield Layout(training, {"first_gpu": 0, "count": 1, "memory_fraction": fraction})
+            yield Layout(training, {"memory_fraction": _SMALL_FRACTION} if gigabytes < _SMALL else {})
         return
-    each = 1 if weights + _LEAST_CACHE <= _OWN_FRACTION * gigabytes else 2
+    # GPUs of a server: a power of two that holds the weights.
+    each = 1 << max(math.ceil(math.log2((weights + _LEAST_CACHE) / (_FRACTION * gigabytes))), 0)
     for ranks in (1, 2, 4, 6):
-        servers: dict[str, Any] = {"first_gpu": ranks, "count": (gpus - ranks) // each, "tensor_parallel": each}
-        servers["memory_fraction"] = _OWN_FRACTION
+        servers: dict[str, Any] = {"colocated": False, "first_gpu": ranks, "count": (gpus - ranks) // each}
+        servers["tensor_parallel"] = each
         spread = {} if ranks == 1 else {"processes": ranks, "threads": 4, "sharding": "full"}
         yield Layout(spread, servers)
         if ranks == 6:
@@ -136,8 +157,15 @@ def fits(name: str, layout: Layout, gpus: int, gigabytes: int) -> bool:
     """Whether every GPU has room for what lies on it; of one with a server alone, for what the server is given."""
     rank, options = plan(name, layout)
     size = int(gigabytes * _GB)
-    places = place_on_gpus(options, rank, [Gpu(size, size)] * gpus)
-    return all(place.total <= SHARE * size for place in places)
+    longest = EPISODE.prompt + EPISODE.response
+    least = least_server_bytes(options, shape_of(name), longest)
+    places = place_on_gpus(options, rank, [Gpu(size, size)] * gpus, least=least)
+    return options.rollout.server.count > 0 and all(place.total <= MEMORY_SHARE * size for place in places)
+
+
+def write_presets(page: str) -> str:
+    """The page of full size with its table as it is now."""
+    return replace_section(page, "presets", preset_table(), PRESETS_PAGE)
 
 
 def write_page(page: str) -> str:
@@ -146,6 +174,69 @@ def write_page(page: str) -> str:
     for name, table in tables.items():
         page = replace_section(page, name, table(), PAGE)
     return page
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A command of full size.
+
+    Attributes:
+        task: that is trained.
+        env: environment of the configuration.
+        gpu: kind of its GPUs.
+        words: of `--params`.
+    """
+
+    task: str
+    env: str = "qwen3vl"
+    gpu: str = "H100"
+    words: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """What `estimate_<task>` gives, without the variables of a launcher."""
+        found = _parameters_of(self.env, self.words)
+        settings = getattr(found, f"estimate_{self.task}").model_copy(update={"gpu": self.gpu})
+        return describe_run(f"train_{self.task}", getattr(found, f"train_{self.task}"), settings)
+
+
+_ADAPTED = "train_{0}.policy.adapter.rank=16,train_{0}.optimizer.learning_rate=1e-5,train_{0}."
+_LARGER = "train_geo3k.policy.path=Qwen/Qwen3-VL-{0}-Instruct"
+_LEAST = ",train_geo3k.optimizer.gradient_sync=micro_batch"
+PRESETS = (
+    *(Preset(task, env) for env in ("qwen3vl", "cluster") for task in ("sokoban", "geo3k_multi_turn", "geo3k")),
+    Preset(
+        "sokoban",
+        gpu="RTX 4090",
+        words=f"{_ADAPTED.format('sokoban')}rollout.server.memory_fraction={_SMALL_FRACTION}",
+    ),
+    Preset("geo3k", words=f"{_ADAPTED.format('geo3k')}optimizer.offload=false"),
+    *(
+        Preset("geo3k", env, words=_LARGER.format(name) + further)
+        for name in ("30B-A3B", "235B-A22B")
+        for env, further in (("qwen3vl", _LEAST), ("cluster", ""))
+    ),
+)
+
+
+def preset_table() -> str:
+    """The commands of full size with what each takes."""
+    sizes = "peak of a rank | a GPU, its server counted | memory of the CPU, a rank"
+    head = f"| model | GPUs | `kedro run --pipelines=train_` | {sizes} | an iteration, predicted | fits |"
+    rows = [head, _rule(8)]
+    for preset in PRESETS:
+        found = preset.describe()
+        rank, largest = found["rank"], max(place["total"] for place in found["memory"].values())
+        counts = (rank["peak"], largest, sum(rank["host"].values()))
+        cells = [
+            found["model"],
+            f"{found['gpus']} × {preset.gpu}",
+            f"`{preset.task} --env={preset.env}{f' --params {preset.words}' if preset.words else ''}`",
+            *(f"{count / _GB:,.0f} GB" for count in counts),
+            f"{found['iteration']:,.0f} s",
+            "yes" if found["fits"] else f"no, by {found['lacking'] / _GB:,.0f} GB",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def layout_table() -> str:
@@ -184,9 +275,9 @@ def _cells(name: str, found: Layout | None, last: Layout) -> str:
     if found.training.get("optimizer", {}).get("offload"):
         training += f", {sum(rank.host.values()) / _GB:.0f} GB a rank in the memory of the CPU"
     server = found.servers
-    where = "on the same GPU" if server["first_gpu"] == 0 else f"{server['count']} on GPUs of their own"
-    parameters = _parameters(merge(found.training, {"rollout": {"server": server}}))
-    return f"{training} | {where} | {peak} | `{parameters}`"
+    where = f"{server['count']} on GPUs of their own" if "count" in server else "in turns on the same GPU"
+    parameters = _parameters(merge(found.training, {"rollout": {"server": server}} if server else {}))
+    return f"{training} | {where} | {peak} | {f'`{parameters}`' if parameters else '–'}"
 
 
 def _parameters(changes: dict[str, Any], prefix: str = "") -> str:
@@ -216,7 +307,7 @@ def megatron_table() -> str:
             rank = plan_megatron(name, tensor, data)
             sizes = (sum(rank.parts.get(part, 0) for part in parts) / _GB for parts in columns.values())
             cells = " | ".join(f"{size:.1f}" for size in sizes)
-            fit = "yes" if rank.total <= SHARE * 80 * _GB else "no"
+            fit = "yes" if rank.total <= MEMORY_SHARE * 80 * _GB else "no"
             rows.append(f"| {name} | {tensor} × {data} | {cells} | **{rank.total / _GB:.1f}** | {fit} |")
     return "\n".join(rows)
 

@@ -133,6 +133,8 @@ def _sections() -> dict[str, Any]:
     for name in TASKS:
         check = study.CheckPipelineOptions
         others[f"check_{name}"] = (check, Field(default_factory=check, description="Pre-flight of a training run."))
+        counted, about = study.EstimatePipelineOptions, "Seconds, memory and price of a training run by count."
+        others[f"estimate_{name}"] = (counted, Field(default_factory=counted, description=about))
     return {**data, **train, **others, **_studies()}
 
 

@@ -24,7 +24,7 @@ def register_pipelines() -> dict[str, Pipeline]:
 
 
 def _create_pipelines() -> dict[str, Pipeline]:
-    from geo_sokoban_pipeline.pipelines import audit, check, compare, control, data, stored, study, train
+    from geo_sokoban_pipeline.pipelines import audit, check, compare, control, data, estimate, stored, study, train
     from geo_sokoban_pipeline.tasks import DEFAULT, TASKS
 
     named: dict[str, Pipeline] = {f"data_{name}": data.create_pipeline(task) for name, task in TASKS.items()}
@@ -33,6 +33,7 @@ def _create_pipelines() -> dict[str, Pipeline]:
             f"train_{task}": named[f"data_{task}"] + train.create_pipeline(task),
             **{f"{kind}_{task}": pipeline for kind, pipeline in stored.create_pipelines(task).items()},
             f"check_{task}": check.create_pipeline(task),
+            f"estimate_{task}": estimate.create_pipeline(task),
             f"audit_{task}": audit.create_pipeline(task),
             f"control_{task}": control.create_pipeline(task),
         }

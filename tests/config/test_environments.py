@@ -158,7 +158,8 @@ VALUES: list[tuple[str, dict[str, Any] | None, dict[str, str], dict[str, Any]]] 
             "train_sokoban.rollout.engine": "sglang",
             f"{GPUS}.count": 4,
             f"{GPUS}.tensor_parallel": 1,
-            f"{GPUS}.first_gpu": 1,  # the first one trains
+            f"{GPUS}.first_gpu": 0,  # in turns with the trainer
+            f"{GPUS}.colocated": True,
             f"{GPUS}.dtype": "bfloat16",
             f"{GPUS}.bucket_bytes": 512 << 20,
             f"{GPUS}.memory_fraction": 0.85,
@@ -192,7 +193,8 @@ VALUES: list[tuple[str, dict[str, Any] | None, dict[str, str], dict[str, Any]]] 
             "train_geo3k.ray.address": "auto",
             "train_geo3k.processes": 16,
             "train_geo3k.sharding": "full",
-            "train_geo3k.rollout.engine": "transformers",
+            "train_geo3k.rollout.engine": "sglang",
+            "train_geo3k.rollout.server.colocated": True,
             "train_geo3k.threads": 4,
             "train_geo3k.ray.cpus": 4,
             "train_geo3k.rollout.server.count": 16,
@@ -256,7 +258,7 @@ def test_environments_and_variables_set_parameters(
             "qwen3vl",
             ("geo3k",),
             {"SLIME_SCRIPT_NUM_GPUS": "16", "SLIME_SCRIPT_EXTERNAL_RAY": "1"},
-            {"placement", "ray", "processes", "threads", "sharding", "optimizer", "rollout.engine", "rollout.server"},
+            {"placement", "ray", "processes", "threads", "sharding", "optimizer", "rollout.server"},
         ),
     ],
 )
@@ -276,7 +278,6 @@ def test_an_environment_takes_the_rest_from_another(
 def test_servers_of_the_cluster_take_turns_with_its_ranks(load: Load) -> None:
     """16 GPUs in all."""
     run = load("cluster", SLIME_SCRIPT_NUM_GPUS="16").train_geo3k
-    run = run.model_validate({**run.model_dump(), "rollout": {**run.rollout.model_dump(), "engine": "sglang"}})
     assert run.places_servers and run.rollout.takes_turns
 
 

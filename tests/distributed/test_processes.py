@@ -214,6 +214,13 @@ def test_a_stopped_process_blocks_nobody() -> None:
     assert all(isinstance(call.exception(10), WorkerDied) for call in calls)
 
 
+def test_a_process_with_a_gpu_is_no_fork() -> None:
+    """A fork of a process whose libraries know a GPU cannot use it; the others are forks of a server."""
+    with closing(LocalProcess("own", build, on_gpu=True)) as own, closing(LocalProcess("fork", build)) as fork:
+        assert own.call("parent").result(60) == os.getpid()
+        assert fork.call("parent").result(60) != os.getpid()
+
+
 def test_a_process_has_the_surroundings_of_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also those that have changed since the first one was started; Ctrl-C is left to the driver."""
     with closing(LocalProcess("first", build)) as first:

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
-from geo_sokoban_pipeline.envs.adapters.gymnasium import GymnasiumEnv, build_teacher, make_row
+from geo_sokoban_pipeline.envs.adapters.base import build_teacher, make_row
+from geo_sokoban_pipeline.envs.adapters.gymnasium import GymnasiumEnv
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
 from geo_sokoban_pipeline.rollout.episode import STUCK, RolloutSettings

@@ -34,7 +34,7 @@ for _study in (name for name in REGISTERED if name.startswith("study_")):
 TASKS = sorted(name.removeprefix("train_") for name in REGISTERED if name.startswith("train_"))
 ON_STORED_RUNS = (
     "rollout", "update", "evaluate", "regrade", "export", "report", "browse", "score", "fork", "credit", "control",
-    "check", "audit",
+    "check", "estimate", "audit",
 )  # fmt: skip
 # The pipelines of all tasks are made by one template; the steps of the data are a task's own.
 STARTED = ["data_geo3k_multi_turn", *(f"{kind}_sokoban" for kind in ("data", "train", *ON_STORED_RUNS))]

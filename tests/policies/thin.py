@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.published_sizes import published_config
+from geo_sokoban_pipeline.preflight.published_sizes import published_config
 
 VOCABULARY = 151_936
 END = "<|im_end|>"

@@ -10,6 +10,7 @@ import pytest
 
 from geo_sokoban_pipeline.formats import size
 from geo_sokoban_pipeline.preflight.memory import (
+    ASLEEP_BYTES,
     Gpu,
     MemoryPlace,
     RankPlan,
@@ -17,6 +18,7 @@ from geo_sokoban_pipeline.preflight.memory import (
     check_memory,
     free_memory,
     group_limit,
+    least_server_bytes,
     place_on_cpu,
     place_on_gpus,
     plan_caches,
@@ -207,7 +209,7 @@ def test_exact_parts(make_subject: Any, model: ModelShape) -> None:
     assert (model.parameters, model.trained) == (482_432, 482_432)
     assert model.layers.parameters == 2 * model.layer.parameters
     # 256 conversations, 2 layers, keys and values, 2 heads of 32 numbers.
-    assert plan.held["key-value cache"] == 256 * 328 * 2 * 2 * 2 * 32 * 4
+    assert plan.phases["rollout"]["key-value cache"] == 256 * 328 * 2 * 2 * 2 * 32 * 4
     # Servers hold the cache of keys and values, and images of their own.
     served = rank_of(make_subject(train_sokoban={"rollout": {"engine": "sglang"}, "processes": 1}).options, model)
     assert {"key-value cache", "image features of the engine"} <= set(plan.parts) - set(served.parts)
@@ -333,8 +335,14 @@ def test_a_server_and_a_rank_that_take_turns_need_the_larger_part(make_subject: 
     changes = {"rollout": {"engine": "sglang", "server": server}, "processes": 1, "policy": {"device": "cuda"}}
     options = make_subject(train_sokoban=changes).options
     place, *_ = place_on_gpus(options, RANK, [Gpu(free=900, total=1000)])
-    assert (place.users, place.total) == ({"rank 0": 100, "server 0": 600}, 600)
-    assert check_memory(RANK, [place], 0.9)[-1].found == "rank 0 100 B or server 0 600 B: at most 600 B of 900 B free"
+    # The one that waits keeps its context, a server its graphs too.
+    assert (place.users, place.total) == ({"rank 0": 100, "server 0": 600}, 600 + ASLEEP_BYTES)
+    assert check_memory(RANK, [place], 0.9)[-1].found.startswith("rank 0 100 B or server 0 600 B: at most 4.0 GB of")
+    assert place_on_gpus(options, RANK, [Gpu(free=900, total=1000)] * 2)[1].total == 0
+    # A share that does not hold the server's weights is not enough.
+    place, *_ = place_on_gpus(options, RANK, [Gpu(free=900, total=1000)], least=700)
+    assert place.users["server 0"] == 700
+    assert least_server_bytes(options, model, 100) == 4 * 482_432 + 100 * 2 * 2 * 2 * 32 * 4
     # Weights and moments wait in the memory of the CPU, and gradients are gone by then.
     hosts = []
     for colocated in (False, True):

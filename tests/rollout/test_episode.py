@@ -77,7 +77,7 @@ def test_every_environment_is_closed_once_and_every_episode_counted():
     assert (episodes[3].reward, episodes[3].error) == (1.0, None)
     assert [env.closed for env in made] == [1, 1, 1, 1]
     assert sum(ended) == 4
-    assert sorted(engine.released) == [0, 1, 3]
+    assert sorted(engine.released) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("allowed", "stops"), [(0.0, True), (0.3, True), (0.34, False), (1.0, False)])

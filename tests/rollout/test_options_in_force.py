@@ -43,6 +43,7 @@ SHOWN = {
         **{f"rules.{name}": "test_slime_exact" for name in RolloutRules.model_fields},
         "rules.turn_separator": "test_the_separator_belongs_to_the_observation",
     },
+    "rollout/test_own_functions.py": {"max_environments": "test_so_many_environments_are_open_at_once"},
     "rollout/test_episode.py": {
         "max_failed_share": "test_too_many_failures_stop_the_run",
         "function": "test_an_own_rollout_function_returns_the_episodes_asked_for",

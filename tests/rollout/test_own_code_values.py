@@ -104,7 +104,7 @@ def test_rewards_that_are_async_wait_side_by_side(tmp_path):
     episodes, _ = play_scripted({n: [STOP] * 3 for n in range(3)}, settings, rows)
     assert [(episode.error, episode.reward) for episode in episodes] == [(None, 1.0), (None, 2.0), (None, 3.0)]
     assert {episode.reward_parts["begun"] for episode in episodes} == {3.0}
-    assert len([thread for thread in threading.enumerate() if thread.name == "rewards"]) == 1
+    assert len([thread for thread in threading.enumerate() if thread.name == "own code"]) == 1
 
 
 SETUP = """

@@ -132,7 +132,7 @@ def test_memory_is_that_of_all_descendants() -> None:
 
 
 def test_an_open_background_loop_does_not_keep_its_process() -> None:
-    code = "from geo_sokoban_pipeline.rollout.background import BackgroundLoop as Loop; Loop('own').call(print)"
+    code = "from geo_sokoban_pipeline.background import BackgroundLoop as Loop; Loop('own').call(print)"
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,

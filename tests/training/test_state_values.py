@@ -122,12 +122,23 @@ def test_equal_histories_are_one_state_unless_the_draws_differ(setup: Setup, is_
     behind = [history for own in histories([*with_signal(episodes), twin]) for history in own[1:]]
     asked: list[EpisodeRequest] = []
     options = VineArguments(continuations=2000, each=4)
-    metrics = measure_states([*episodes, twin], rows, options, 5, coins(asked), is_fixed=is_fixed)
+    metrics = measure_states([*episodes, twin], rows, options, 5, coins(asked), lambda row: is_fixed)
     assert len(behind) > len(set(behind)) == len(behind) - len(assistant_turns(first)) + 1
     assert metrics["rollout/forks/states"] == len(behind if is_fixed else set(behind))
     seeds = {episode.trajectory_id: episode.seed for episode in [*episodes, twin]}
     assert all(request.env_seed == seeds[request.trajectory_id.rsplit("/", 2)[0]] for request in asked)
     assert state_values(twin).tolist() == pytest.approx(state_values(first).tolist(), nan_ok=True, abs=0)
+
+
+def test_an_environment_is_asked_about_its_draws_only_where_one_has_been_played(setup: Setup) -> None:
+    """The environment of another prompt may be one that cannot be built."""
+    episodes, rows = scored(setup)
+    for episode in episodes[:3]:
+        episode.reward, episode.trained = None, False  # as of a group whose environment failed
+    asked: list[Any] = []
+    measure_states(episodes, rows, VineArguments(), 5, coins([]), lambda row: bool(asked.append(row)))
+    first = next(one for one in with_signal(scored(setup)[0]) if one.group_index)
+    assert asked == [rows[first.group_index]]
 
 
 @pytest.mark.parametrize("shift", [0.0, -900.0])  # a response of 2B may have a probability that is no float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import threading
@@ -24,10 +25,13 @@ from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.rollout.engines.transformers import SlotKvCache
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.backend import build_backend
+from geo_sokoban_pipeline.training.grpo_loop import trainers_turn
+from geo_sokoban_pipeline.training.runtime import Stopwatch
 from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
@@ -61,11 +65,23 @@ def describe(worker: Worker) -> tuple[str, int]:
     return describe_heap(), torch.get_num_threads()
 
 
-def test_a_child_is_prepared_as_its_parent_is_and_named_when_it_is_killed(
-    tiny_policy: Policy, options: TrainOptions
+def cached_rows(worker: Worker) -> int:
+    """Rows of keys and values that this process's engines hold."""
+    gc.collect()
+    return sum(one.allocated_rows for one in gc.get_objects() if type(one) is SlotKvCache)
+
+
+def test_a_child_is_prepared_as_its_parent_is_frees_its_caches_and_is_named_when_it_is_killed(
+    tiny_policy: Policy, options: TrainOptions, rows: Rows
 ) -> None:
-    group = open_group(copy.deepcopy(tiny_policy), options)
+    policy = copy.deepcopy(tiny_policy)
+    group = open_group(policy, options)
     assert apply_on_all(group, describe)[1] == ("blocks of 8 MiB outside the heap", torch.get_num_threads())
+    engine = build_engine(policy, options.rollout)
+    group.rollout(engine, policy, tasks(rows, 2), settings(options, version=0))
+    assert min(apply_on_all(group, cached_rows)) > 0
+    with trainers_turn(engine, build_backend(policy, options.optimizer), options, Stopwatch(), group):
+        assert apply_on_all(group, cached_rows) == [0, 0]
     os.kill(group.process_ids[0], signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"process 2 of 2 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"):
         apply_on_all(group, describe)

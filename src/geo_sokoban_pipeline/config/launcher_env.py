@@ -50,7 +50,7 @@ VARIABLES = (
     Variable(
         NUM_GPUS,
         ("{run}.rollout.server.count",),
-        "a sampling server each; training takes another GPU. In --env=cluster {run}.processes: GPUs in all",
+        "a sampling server each; training takes turns on the first GPU. In --env=cluster {run}.processes: GPUs in all",
     ),
     Variable("SLIME_SCRIPT_SOKOBAN_DATASET_ID", ("sokoban.hub.dataset",)),
     Variable(SOKOBAN_FILE, ("sokoban.file.path",), "sets sokoban.source=file"),

@@ -18,7 +18,8 @@ class EnvOptions(StrictModel):
     """The environment, named by dotted path or `.py` file."""
 
     factory: str = Field(
-        description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`. Or `gymnasium:<id>`.",
+        description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`. Or `gymnasium:<id>`, "
+        "or `openenv:<address>`.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory, which checks them.")
 
@@ -116,8 +117,8 @@ class RolloutOptions(StrictModel):
     server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
     function: str = Field(
         "geo_sokoban_pipeline.rollout.rollout.rollout",
-        description="`rollout(engine, policy, requests, settings, …) -> list[Trajectory]`, one per request, in order: "
-        "dotted path or `.py` file.",
+        description="`async def generate(session, request)`, the loop of one episode; or `rollout(engine, policy, "
+        "requests, settings, …) -> list[Trajectory]`, one per request, in order: dotted path or `.py` file.",
     )
     sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How responses are sampled.")
     max_turns: Count = Field(10, description="Responses of an episode at most.")
@@ -127,6 +128,11 @@ class RolloutOptions(StrictModel):
     preset: Literal["default", "slime_exact"] = Field("default", description="`slime_exact` overrides `rules`.")
     rules: RolloutRules = Field(default_factory=RolloutRules, description="Rules that differ from the original.")
     max_conversations: Count = Field(512, description="Episodes that the engine holds at the same time.")
+    max_environments: Count | None = Field(
+        None,
+        description="Environments that a process keeps open at the same time, such as a server's share of places; "
+        "other episodes wait. None: those of all episodes.",
+    )
     prefill_tokens: Count = Field(16_384, description="Padded tokens of one pass of the engine at most.")
     reuse_cache: bool = Field(True, description="Keep the KV cache between turns; off only to measure its worth.")
     draft_share: float | None = Field(

@@ -1,5 +1,5 @@
 """Options of studies: seeds of one recipe with their controls, further evaluation sets, and the criteria to meet; and
-those of pre-flight and audit.
+those of pre-flight, estimate and audit.
 
 A study changes the base parameters by nested overrides only, so that its recipe is always `train_<task>` plus what its
 own file says.
@@ -192,6 +192,34 @@ class CheckPipelineOptions(StrictModel):
         "one that has learnt nothing ends its episodes at once. 0: none.",
     )
     rows: Count = Field(100, description="Rows that are made or read to look at the data.")
+
+
+class EstimatePipelineOptions(StrictModel):
+    """What a pipeline estimate_* takes for granted beside the options of train_*."""
+
+    model: Literal["2B", "4B", "8B", "32B", "30B-A3B", "235B-A22B"] | None = Field(
+        None, description="Published Qwen3-VL that is counted. None: the policy of the run."
+    )
+    gpu: Literal["A100", "H100", "H200", "RTX 4090", "L40S"] = Field(
+        "H100", description="Kind of all GPUs, of 80, 80, 141, 24 and 48 GB."
+    )
+    prompt: Count = Field(600, description="Tokens of a prompt, those of its image counted.")
+    observation: CountOrZero = Field(
+        200, description="Tokens of an observation between two responses, those of its image counted."
+    )
+    response: Count | None = Field(
+        None, description="Sampled tokens of a response, at most what the run allows. None: as many as it allows."
+    )
+    turns: Count | None = Field(
+        None, description="Responses of an episode, at most what the run allows. None: as many as it allows."
+    )
+    patches: CountOrZero = Field(576, description="Patches of an image. 0: no images.")
+    images: CountOrZero | None = Field(
+        None, description="Images of an episode. None: one of the prompt and one of each observation."
+    )
+    gpu_hour_price: float | None = Field(
+        None, gt=0, le=1e6, description="Price of one GPU for an hour, in any currency. None: no price is shown."
+    )
 
 
 class AuditOptions(StrictModel):

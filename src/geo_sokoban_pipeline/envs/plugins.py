@@ -17,8 +17,11 @@ from typing import Any
 
 from geo_sokoban_pipeline.runs.own_code import own_files, pin
 
-# Environments of other libraries: `gymnasium:<id>` is what this function makes of the id.
-ADAPTERS = {"gymnasium": "geo_sokoban_pipeline.envs.adapters.gymnasium.factory"}
+# Environments of other libraries: `<library>:<name>` is what this function makes of the name.
+ADAPTERS = {
+    "gymnasium": "geo_sokoban_pipeline.envs.adapters.gymnasium.factory",
+    "openenv": "geo_sokoban_pipeline.envs.adapters.openenv.factory",
+}
 
 
 class PluginError(ValueError):

@@ -48,6 +48,7 @@ from geo_sokoban_pipeline.grpo.estimators import load_estimator
 from geo_sokoban_pipeline.grpo.scoring import MIXED_VERSIONS, STALE, assistant_turns
 from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn, rollout
 from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, own_estimators, unflatten
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest
 from geo_sokoban_pipeline.tasks import task_of, task_or_plain
@@ -165,11 +166,11 @@ def audit_entries(
 
 def build_replayer(policy: Policy, rules: RunRules) -> tuple[Replayer | None, str | None]:
     """The replayer of a run, or why its episodes cannot be replayed."""
-    if rules.rollout.function != RolloutOptions.model_fields["function"].default:
-        return None, f"rollout.function={rules.rollout.function} is own code"
-    if (changed := changed_code(rules.fingerprint, ("env.factory", "reward.function"))) is not None:
+    if (changed := changed_code(rules.fingerprint, ("env.factory", "reward.function", "rollout.function"))) is not None:
         return None, changed
     try:
+        if load_rollout_fn(rules.rollout) is not rollout:
+            return None, f"rollout.function={rules.rollout.function} is own code for whole batches"
         return Replayer(policy, rules.env, rules.reward, rules.rollout, rules.task), None
     except PluginError as error:
         return None, str(error)

@@ -34,7 +34,7 @@ from geo_sokoban_pipeline.rollout.episode import (
     Episode,
     EpisodeRequest,
     RolloutSettings,
-    close_environment,
+    load_generate,
     responses_of,
 )
 from geo_sokoban_pipeline.trajectories.arrow import to_json
@@ -57,7 +57,7 @@ class Replayer:
         task: of the run.
 
     Raises:
-        PluginError: environment or reward cannot be loaded.
+        PluginError: environment, reward or rollout function cannot be loaded.
     """
 
     policy: Policy
@@ -69,6 +69,7 @@ class Replayer:
     def __post_init__(self) -> None:
         self._build_env = load_object(self.env.factory, default_name="build_env")
         self._reward = load_object(self.reward.function, default_name="reward")
+        self._generate = load_generate(self.rollout)
 
     def differences(
         self, episodes: Sequence[Trajectory], rows: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -92,6 +93,14 @@ class Replayer:
         self, episodes: Sequence[Trajectory], rows: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> dict[str, Trajectory | str]:
         """By trajectory id, the episode as it comes out now, or why it cannot be replayed; see `differences`."""
+        most = self.rollout.max_environments or max(1, len(episodes))
+        parts = (episodes[first : first + most] for first in range(0, len(episodes), most))
+        return {name: found for part in parts for name, found in self._replay(part, rows).items()}
+
+    def _replay(
+        self, episodes: Sequence[Trajectory], rows: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> dict[str, Trajectory | str]:
+        """The environments of all are open at the same time."""
         found: dict[str, Trajectory | str] = {}
         replayed: list[Episode] = []
         for stored in episodes:
@@ -120,17 +129,20 @@ class Replayer:
         for number, response in zip(turns, responses_of(stored), strict=True):
             if (problem := _departure(stored, number, episode)) is not None:
                 break
-            steps.append(self.task.steps_to_goal(episode.env))
+            steps.append(self._steps_to_goal(episode))
             episode.advance(response)
         else:
             if episode.status == stored.status:
-                steps.append(self.task.steps_to_goal(episode.env))
+                steps.append(self._steps_to_goal(episode))
             else:
                 problem = f"the replay is {episode.status} after the last response, the episode {stored.status}"
-        close_environment(episode.env, stored.trajectory_id, episode.env_calls)
+        episode.close()
         is_random = hasattr(episode.env, "reseed")
         seed = stored.seed if episode.env is not None and takes_seed(episode.env) else None
         return ReplayedStates(row, steps, is_random, problem, episode.stepped, seed)
+
+    def _steps_to_goal(self, episode: Episode) -> int | None:
+        return None if episode.env is None else self.task.steps_to_goal(episode.env)
 
     def _row_of(self, stored: Trajectory, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
         """Prompt of an episode; a problem may occur with several answers."""
@@ -153,7 +165,7 @@ class Replayer:
             stored.policy_version,
         )
         episode = Episode(0, request, self.policy, settings)
-        episode.start(self._build_env)
+        episode.start(self._build_env, self._generate)
         return episode
 
 

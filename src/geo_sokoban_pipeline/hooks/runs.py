@@ -266,7 +266,8 @@ def _check_selection(run_params: dict[str, Any], request: CommandRequest) -> Non
 # History: which commands have worked on a run, when, on which machine and for how long.
 
 
-_UNTIMED = ("check_", "audit_", "compare")  # a pre-flight and an audit make no result, a comparison none of its own
+# A pre-flight, an estimate and an audit make no result, a comparison none of its own.
+_UNTIMED = ("check_", "estimate_", "audit_", "compare")
 
 
 class HistoryHooks(ContextHooks):

@@ -323,7 +323,7 @@ log = logging.getLogger(__name__)
 
 _POLICIES = ("base_policy", "policy", "final_policy")
 _STUDY = "study"
-_UNTRACKED = ("check_", "audit_", "compare")  # they train nothing
+_UNTRACKED = ("check_", "estimate_", "audit_", "compare")  # they train nothing
 
 
 Tracker = MlflowRun | WandbRun  # a run of a tracking service; each method may raise whatever the service raises

@@ -6,6 +6,7 @@ between two renderings of dummy messages, so a template that rewrites earlier tu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from geo_sokoban_pipeline.seeding import content_hash
 Message = dict[str, Any]
 _DUMMIES: tuple[Message, ...] = ({"role": "system", "content": "d"}, {"role": "user", "content": "d"})
 _CACHED_TEXTS = 4096
+_DECODING = threading.Lock()
 
 
 class ChatCodec:
@@ -106,8 +108,9 @@ class ChatCodec:
     def decode_response(self, token_ids: np.ndarray | list[int]) -> str:
         """Text of a sampled span without its end token."""
         ids = tuple(map(int, token_ids))
-        if (known := self._decoded.get(ids)) is None:
-            known = self._decoded[ids] = self.decode(list(ids[:-1] if ids[-1:] == (self.end_id,) else ids))
+        with _DECODING:  # also called by functions of a user's, in their thread
+            if (known := self._decoded.get(ids)) is None:
+                known = self._decoded[ids] = self.decode(list(ids[:-1] if ids[-1:] == (self.end_id,) else ids))
         return known
 
     def expand(self, token_ids: np.ndarray, grids: Sequence[tuple[int, int, int]]) -> np.ndarray:

@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.preflight.machine import (
     check_variables,
 )
 from geo_sokoban_pipeline.preflight.relations import check_conversations, check_counts, check_relations
-from geo_sokoban_pipeline.preflight.servers import check_launch
+from geo_sokoban_pipeline.preflight.servers import check_launch, check_servers, needed_environment_servers
 from geo_sokoban_pipeline.preflight.stored import TRAINING
 from geo_sokoban_pipeline.runs.fingerprint import own_estimators
 from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
@@ -280,6 +280,10 @@ def _own_code(subject: Subject) -> Sequence[Check]:
     return [] if row is None else try_own_code(subject.run, row, subject.options, subject.parameters.seed)
 
 
+def _environment_servers(run: str, options: TrainOptions) -> Sequence[Check]:
+    return check_servers(needed_environment_servers(run, options))
+
+
 def _data(subject: Subject) -> Sequence[Check]:
     """Counts and solution lengths of generated data, which are known in advance."""
     data, options = subject.data, subject.options
@@ -308,13 +312,14 @@ def _of(check: Callable[[str, TrainOptions], Sequence[Check]]) -> Callable[[Subj
     return lambda subject: check(subject.run, subject.options)
 
 
+_SERVERS = (_of(_environment_servers), _of(check_launch))
 # Data are checked for training runs only: other commands use the data of their source run.
 _CHECKS: Mapping[str, Sequence[Callable[[Subject], Sequence[Check]]]] = {
-    "train": (_of(check_relations), _own_code, _data, _of(check_launch), _machine, _variables),
-    "rollout": (_of(check_conversations), _own_code, _of(check_launch), _machine, _variables),
+    "train": (_of(check_relations), _own_code, _data, *_SERVERS, _machine, _variables),
+    "rollout": (_of(check_conversations), _own_code, *_SERVERS, _machine, _variables),
     "update": (_machine,),
-    "evaluate": (_of(check_launch), _machine, _variables),
-    "control": (_of(check_launch), _machine),
+    "evaluate": (*_SERVERS, _machine, _variables),
+    "control": (*_SERVERS, _machine),
 }
 
 

@@ -28,14 +28,13 @@ from geo_sokoban_pipeline.preflight.machine import (
     check_variables,
 )
 from geo_sokoban_pipeline.preflight.memory import (
-    StepLoad,
+    MEMORY_SHARE,
     check_memory,
     free_memory,
+    least_server_bytes,
     place_on_cpu,
     place_on_gpus,
-    plan_caches,
-    plan_rank,
-    plan_worker,
+    plan_run,
     visible_gpus,
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
@@ -54,9 +53,11 @@ from geo_sokoban_pipeline.preflight.resources import (
     plan_disk,
 )
 from geo_sokoban_pipeline.preflight.servers import (
+    TIMEOUT,
     check_keys,
     check_sampling_servers,
     check_servers,
+    needed_environment_servers,
     needed_sampling_servers,
     needed_servers,
 )
@@ -64,9 +65,6 @@ from geo_sokoban_pipeline.preflight.stored import check_run, find_damaged_files,
 from geo_sokoban_pipeline.runs.storage import held_bytes, nearest_folder
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backends.megatron.limits import find_obstacles
-
-_TIMEOUT = 5.0  # seconds that a server has to answer
-_MEMORY_SHARE = 0.9  # of the free memory: so much the plan may take
 
 
 @dataclass
@@ -117,11 +115,15 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
         findings.checks += [check_threads(options.threads, options.busy_processes)]
     longest = None if findings.shape is None or findings.model is None else findings.shape.longest(options)
     findings.checks += guard("servers", "sglang", lambda: check_sampling_servers(subject.run, options, longest))
-    needed = [*needed_servers(parameters), *needed_sampling_servers(subject.run, options)]
-    findings.checks += guard("network", "ports", lambda: check_servers(needed, _TIMEOUT))
+    needed = [
+        *needed_servers(parameters),
+        *needed_sampling_servers(subject.run, options),
+        *needed_environment_servers(subject.run, options),
+    ]
+    findings.checks += guard("network", "ports", lambda: check_servers(needed))
     has_policy = subject.base_policy is not None
     findings.checks += guard(
-        "network", "keys", lambda: check_keys(parameters, subject.run, _TIMEOUT, has_policy=has_policy)
+        "network", "keys", lambda: check_keys(parameters, subject.run, TIMEOUT, has_policy=has_policy)
     )
     return findings
 
@@ -223,19 +225,14 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
         return [Check("memory", "rank", "skipped", text)]
     if model is None or shape is None:
         return [_skipped("memory", "rank")]
-    longest = shape.longest(options)
-    longest = model.context if longest is None else longest
     counts = {"validation": findings.validation, "evaluation": findings.evaluation}
     on_gpu = device_of(options.policy) == "cuda"
-    caches = plan_caches(options, model, shape, longest, **counts)
-    worker = plan_worker(options, model, caches, on_gpu=on_gpu)
-    if worker is not None:  # its engine is the only one
-        caches = {"image cache": caches["image cache"]}
-    rank = plan_rank(options, model, StepLoad.of(options, shape, longest), caches, on_gpu=on_gpu)
+    rank, worker = plan_run(options, model, shape, **counts, on_gpu=on_gpu)
     places = [place_on_cpu(options, model, rank, *free_memory(), worker)]
     if on_gpu:
-        places = [*place_on_gpus(options, rank, visible_gpus(), worker), *places]
-    return check_memory(rank, places, _MEMORY_SHARE)
+        least = least_server_bytes(options, model, shape.longest(options) or model.context)
+        places = [*place_on_gpus(options, rank, visible_gpus(), worker, least), *places]
+    return check_memory(rank, places, MEMORY_SHARE)
 
 
 def _check_attention(subject: Subject, findings: Findings) -> Check:

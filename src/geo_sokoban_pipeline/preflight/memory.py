@@ -1,7 +1,8 @@
 """Memory of a run by count: each rank at the peak of an update, and each GPU with the ranks and servers that lie on it.
 
-A rank holds weights, gradients, moments and caches at all times. The phases of an update follow each other, so the
-largest of them is the peak: output head, decoder layers, vision tower, reference policy, sum over the ranks. FSDP2 adds
+A rank holds weights, gradients and moments at all times. The rollout, whose caches are freed after it, and the phases
+of an update follow each other, so the largest of them is the peak: output head, decoder layers, vision tower, reference
+policy, sum over the ranks. FSDP2 adds
 to each the units that are gathered, and gradients that wait for the last micro-batch, which is the one that shards
 them. `tests/preflight/test_memory_plan.py` compares the plan with what autograd and FSDP2 keep at Qwen3-VL's widths.
 """
@@ -132,9 +133,15 @@ _MEMORY = "memory"
 _PROCESS_BYTES = 600_000_000
 _PATCH_BYTES = 768  # of an encoded patch, in uint8
 # SGLang's own choice depends on the GPU; this is about its largest.
-_SERVER_SHARE = 0.9
+SERVER_SHARE = 0.9
 _GATHERED_LAYERS = 2  # the one that computes, and the one that is fetched ahead
+# Buffers of nccl's communicators on a rank: assumed, not measured.
+_COMMUNICATOR_BYTES = 1_000_000_000
 _CERTAIN = ("weights", "gradients", "optimizer moments")
+MEMORY_SHARE = 0.9  # of the free memory: so much the plan may take
+# CUDA contexts of a server and a trainer in turns, CUDA graphs and workspaces of the server, which no sleep frees:
+# assumed, not measured.
+ASLEEP_BYTES = 4_000_000_000
 
 
 @dataclass(frozen=True)
@@ -164,11 +171,11 @@ class StepLoad:
         """
         grpo, turns = options.grpo, options.rollout.max_turns
         groups = min(grpo.groups_per_step or grpo.groups, grpo.groups)
-        episodes = -(-groups * grpo.group_size * _tensor_ranks(options) // options.processes)
+        episodes = -(-groups * grpo.group_size * tensor_ranks(options) // options.processes)
         sft = options.warm_start.max_tokens if options.warm_start.steps else 0
         tokens = max(options.optimizer.max_tokens, sft, longest)
         # A group shares the image of its prompt; those of observations differ.
-        images = min(groups, episodes) + (episodes * turns if turns > 1 else 0) if shape.patches else 0
+        images = min(groups, episodes) + episodes * shape.seen(turns) if shape.patches else 0
         return cls(
             tokens=tokens,
             passes=max(1, -(-episodes * longest // tokens)),
@@ -228,7 +235,7 @@ def plan_rank(
         on_gpu: whether it computes on a GPU.
     """
     value, products = model.value_bytes, compute_bytes(options.policy)
-    is_shared, tensor = options.shares_weights, _tensor_ranks(options)
+    is_shared, tensor = options.shares_weights, tensor_ranks(options)
     shards = options.processes // options.replicas // tensor if is_shared else 1
     is_offloaded = options.optimizer.offload and on_gpu
     # The ranks that split matrices have the vision tower each.
@@ -244,9 +251,13 @@ def plan_rank(
     if (is_shared or options.optimizer.offload) and options.ranks_roll_out:
         held["weights of the engine"] = _untrained_bytes(options, model)
     text, features = model.config.text_config, 1 + len(model.config.vision_config.deepstack_visual_indexes)
+    if on_gpu and options.processes > 1:
+        held["communicators"] = _COMMUNICATOR_BYTES
     held["image features"] = 2 * load.image_tokens * text.hidden_size * features * products  # and their gradients
-    held |= {name: count for name, count in (caches or {}).items() if name != "image cache"}
     phases = _plan_phases(options, model, load, gathers=is_shared or is_offloaded)
+    # They are freed before an update.
+    if engine := {name: count for name, count in (caches or {}).items() if name != "image cache"}:
+        phases["rollout"] = engine
     if options.processes > 1 and not is_shared:
         phases["sum over the ranks"] = {"gradients of all ranks": value * model.trained}
     # Without its adapter the policy is the reference.
@@ -265,6 +276,25 @@ def plan_rank(
         host |= {name: count for name, count in state.items() if name != "gradients"}
     (host if on_gpu else held)["image cache"] = (caches or {}).get("image cache", 0)
     return RankPlan(held, phases, host)
+
+
+def plan_run(
+    options: TrainOptions, model: ModelShape, shape: EpisodeShape, *, validation: int, evaluation: int, on_gpu: bool
+) -> tuple[RankPlan, RankPlan | None]:
+    """Bytes of one rank, and of one rollout worker; None: there are none.
+
+    Args:
+        shape: of an episode; as long as the model's context where no limit of the run applies.
+        validation, evaluation: number of prompts.
+        on_gpu: whether they compute on GPUs.
+    """
+    longest = shape.longest(options)
+    longest = model.context if longest is None else longest
+    caches = plan_caches(options, model, shape, longest, validation=validation, evaluation=evaluation)
+    worker = plan_worker(options, model, caches, on_gpu=on_gpu)
+    if worker is not None:  # its engine is the only one
+        caches = {"image cache": caches["image cache"]}
+    return plan_rank(options, model, StepLoad.of(options, shape, longest), caches, on_gpu=on_gpu), worker
 
 
 def plan_worker(options: TrainOptions, model: ModelShape, caches: dict[str, int], *, on_gpu: bool) -> RankPlan | None:
@@ -293,7 +323,7 @@ def _plan_phases(
     """
     policy, optimizer, config = options.policy, options.optimizer, model.config
     value, products = model.value_bytes, 0 if policy.compute is None else compute_bytes(policy)
-    tensor = _tensor_ranks(options)
+    tensor = tensor_ranks(options)
     tower, *others = (held_bytes(options, model, part) for part in (model.vision, model.layer, model.root))
     layer, root = (count // tensor for count in others)
     # Frozen weights have the type of products already.
@@ -342,22 +372,24 @@ def _plan_phases(
             )
         ),
     }
-    if policy.adapter is not None:
-        # Sent weights lie beside their copies; without an adapter larger parts follow.
+    if policy.adapter is not None or optimizer.offload:
+        # Sent weights, or those from the memory of the CPU, lie beside their copies; else larger parts follow.
         phases["gathering"] = _sum((graph, gathered(2 * root)))
     if model.root.trained:
         # The gradient of the embeddings is made whole. That of a tied head is summed with it, not in place.
         making = embedded * (
             (2 if model.root.parameters // tensor < 2 * embedded else 0) + (1 if collects or not gathers else 0)
         )
-        own = waiting(trained_layer + trained_root, making)
+        # One rank that offloads shares with none: what it sends to itself is as large as what it gets.
+        alone = 0 if options.shares_weights else trained_root
+        own = waiting(trained_layer + trained_root + alone, making)
         phases["embeddings"] = _sum((waits, gathered(root), own))
     if pictures:
         phases["vision tower"] = _sum((in_tower, gathered(tower), waiting(2 * model.vision.trained)))
     return phases
 
 
-def _tensor_ranks(options: TrainOptions) -> int:
+def tensor_ranks(options: TrainOptions) -> int:
     """Ranks that split each matrix."""
     layout = options.megatron_layout
     return 1 if layout is None else layout.tensor_parallel
@@ -392,15 +424,14 @@ def plan_caches(
     text, grpo, rollout = model.config.text_config, options.grpo, options.rollout
     batch = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
     episodes = -(-batch // (rollout.workers or options.processes))
-    images = 0 if not shape.patches else rollout.max_turns + 1
+    images = 0 if not shape.patches else 1 + (rollout.max_turns if shape.images is None else shape.images - 1)
     stored = episodes * images * (shape.patches * _PATCH_BYTES + shape.image_bytes)
     found = {"image cache": min(DEFAULT_CACHE_BYTES, stored)}
     if rollout.engine != "transformers":
         return found
-    heads = text.num_key_value_heads
     wide, rows = compute_bytes(options.policy), min(rollout.max_conversations, episodes)
     features = (1 + len(model.config.vision_config.deepstack_visual_indexes)) * wide * text.hidden_size
-    found["key-value cache"] = rows * longest * text.num_hidden_layers * 2 * heads * text.head_dim * wide
+    found["key-value cache"] = rows * longest * cache_bytes(text, wide)
     found["image features of the engine"] = images * episodes * shape.image_tokens * features
     return found
 
@@ -430,7 +461,7 @@ class MemoryPlace:
         free: bytes before the run.
         users: bytes by rank or server.
         certain: bytes of `users` that are no upper bound.
-        is_shared: whether they take turns, so that the largest of them is all that there is at a time.
+        is_shared: whether they take turns, so that the largest of them is there at a time, and what the others keep.
     """
 
     name: str
@@ -442,15 +473,20 @@ class MemoryPlace:
     @property
     def total(self) -> int:
         """Bytes of all users at a time."""
-        return max(self.users.values(), default=0) if self.is_shared else sum(self.users.values())
+        if self.is_shared and len(self.users) > 1:
+            return max(self.users.values()) + ASLEEP_BYTES
+        return sum(self.users.values())
 
 
 def place_on_gpus(
-    options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu], worker: RankPlan | None = None
+    options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu], worker: RankPlan | None = None, least: int = 0
 ) -> list[MemoryPlace]:
     """GPUs of this machine that the run uses.
 
     Rank n lies on GPU n; rollout workers with engines follow; servers begin at `rollout.server.first_gpu`.
+
+    Args:
+        least: bytes that a server needs on a GPU, whatever its share is, as `least_server_bytes` gives them.
     """
     server, workers = options.rollout.server, options.rollout.workers or 0
     launched = server.count if _launches(options) and server.device == "cuda" else 0
@@ -462,11 +498,34 @@ def place_on_gpus(
             users[f"rollout worker {of_worker}"] = worker.total
         of_server = number - server.first_gpu
         if 0 <= of_server < launched * server.tensor_parallel:
-            share = server.memory_fraction or _SERVER_SHARE
-            users[f"server {of_server // server.tensor_parallel}"] = int(share * gpu.total)
+            share = server.memory_fraction or SERVER_SHARE
+            users[f"server {of_server // server.tensor_parallel}"] = max(int(share * gpu.total), least)
         certain = rank.certain if number < options.processes else 0
         found.append(MemoryPlace(f"GPU {number}", gpu.free, users, certain, options.rollout.takes_turns))
     return found
+
+
+def least_server_bytes(options: TrainOptions, model: ModelShape, longest: int) -> int:
+    """Bytes on a GPU of a server that samples one episode at a time: its part of the weights, keys and values.
+
+    Args:
+        longest: tokens of the longest episode.
+    """
+    server = options.rollout.server
+    value = server_value_bytes(options)
+    return (
+        int(value * model.parameters + longest * cache_bytes(model.config.text_config, value)) // server.tensor_parallel
+    )
+
+
+def server_value_bytes(options: TrainOptions) -> int:
+    """Bytes of a weight of a server, and of a value of its cache."""
+    return 4 if (options.rollout.server.dtype or options.policy.dtype) == "float32" else 2
+
+
+def cache_bytes(text: Any, value: int) -> int:
+    """Bytes of keys and values of a token: layers × 2 × key-value heads × width of a head × bytes of a value."""
+    return int(text.num_hidden_layers * 2 * text.num_key_value_heads * text.head_dim * value)
 
 
 def place_on_cpu(
@@ -487,10 +546,8 @@ def place_on_cpu(
         own = sum(worker.host.values()) if on_gpu else worker.total
         users[f"{options.rollout.workers} rollout workers"] = options.rollout.workers * own
     if _launches(options) and server.device == "cpu":
-        text = model.config.text_config
-        heads = text.num_key_value_heads
-        wide = 4 if (server.dtype or options.policy.dtype) == "float32" else 2
-        cache = (server.max_total_tokens or 0) * text.num_hidden_layers * 2 * heads * text.head_dim * wide
+        wide = server_value_bytes(options)
+        cache = (server.max_total_tokens or 0) * cache_bytes(model.config.text_config, wide)
         users[f"{server.count} servers"] = server.count * (wide * model.parameters + cache + _PROCESS_BYTES)
     users = {name: count for name, count in users.items() if count}
     return MemoryPlace(where, free, users, ranks * certain)

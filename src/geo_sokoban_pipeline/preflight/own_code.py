@@ -48,7 +48,9 @@ from geo_sokoban_pipeline.rollout.episode import (
     check_turns,
     close_environment,
     finalize_environment,
+    load_generate,
 )
+from geo_sokoban_pipeline.rollout.functions import is_async
 from geo_sokoban_pipeline.runs.fingerprint import own_estimators
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
@@ -74,6 +76,7 @@ class EpisodeShape:
         patches: patches of the largest image; 0 without images.
         image_tokens: language tokens of the largest image.
         image_bytes: of the largest image's PNG.
+        images: of an episode at most; None: one of its prompt and one of each observation.
     """
 
     prompt: int
@@ -82,6 +85,13 @@ class EpisodeShape:
     patches: int
     image_tokens: int
     image_bytes: int
+    images: int | None = None
+
+    def seen(self, turns: int) -> int:
+        """Images of an episode behind that of its prompt, which its group shares, at most."""
+        if not self.patches or turns == 1:
+            return 0
+        return turns if self.images is None else max(self.images - 1, 0)
 
     def longest(self, options: TrainOptions) -> int | None:
         """Tokens of the longest episode under the run's limits; None if only the context limits it."""
@@ -117,6 +127,8 @@ def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...], 
     function = load_object(spec, default_name=default)
     if not callable(function):
         return Check(_GROUP, path, "failure", f"{spec}: is {type_name(function)}", "name a function or a class")
+    if default == "rollout" and is_async(function):  # of one episode
+        arguments = ("session", "request")
     try:
         inspect.signature(function).bind(*arguments, **named)
     except TypeError as error:
@@ -169,7 +181,7 @@ def _run_episode(encoding: Policy, row: dict[str, Any], options: TrainOptions, s
     reward = load_object(options.reward.function, default_name="reward")
     episode = _begin(encoding, row, options, seed)
     codec = encoding.codec
-    episode.start(load_object(options.env.factory, default_name="build_env"))
+    episode.start(load_object(options.env.factory, default_name="build_env"), load_generate(options.rollout))
     responses = _responses(episode.env, row, options, seed)
     while episode.is_pending and (text := next(responses, None)) is not None:
         ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
@@ -330,7 +342,7 @@ def _try_episode(
 ) -> tuple[dict[str, float], list[Any], list[Any]]:
     """Parts of the reward, the info of each turn with the part that the reward gave it, and what was seen.
 
-    Seen are the rewards of turns and the observations, in order; nothing in an environment without a seed.
+    Seen are the observations and the rewards of turns, in order; nothing in an environment without a seed.
 
     Args:
         truncated: cut the first response to half its length, so that the environment is never stepped.
@@ -340,8 +352,10 @@ def _try_episode(
     env = build_env(row, options.env.args)
     check_environment(env, options.env.factory)
     try:
-        reset(env, seed)
+        first = reset(env, seed)
         seen: list[Any] = []
+        if takes_seed(env) and isinstance(first, tuple) and first[0] is not None:
+            seen.append(env.format_observation(first[0]))
         responses: list[str] = []
         infos: list[dict[str, Any]] = []
         for text in _responses(env, row, options, seed):

@@ -363,7 +363,7 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
             trajectories, _ = collector.collect(0, sampler)
             collected = time.perf_counter()
             reference = backend.log_probs if options.grpo.needs_reference else None
-            with trainers_turn(engine, backend, options, Stopwatch()):
+            with trainers_turn(engine, backend, options, Stopwatch(), workers):
                 metrics = update_policy(
                     trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference
                 )

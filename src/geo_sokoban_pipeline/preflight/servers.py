@@ -19,10 +19,13 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.envs.adapters import openenv
 from geo_sokoban_pipeline.envs.inspection import Check, State
+from geo_sokoban_pipeline.envs.plugins import adapter_of
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.checks import find_cases
 
+TIMEOUT = 5.0  # seconds that a server has to answer
 _GROUP = "network"
 _FOUND, _REFUSED, _UNKNOWN = 200, (401, 403), 404
 
@@ -59,7 +62,7 @@ def needed_servers(parameters: ProjectParameters) -> list[NeededServer]:
     return [NeededServer("MLflow", uri, "warning", way_out, login)]
 
 
-def check_servers(servers: list[NeededServer], timeout: float) -> list[Check]:
+def check_servers(servers: list[NeededServer], timeout: float = TIMEOUT) -> list[Check]:
     """Whether each server's port is open and the server accepts this user.
 
     Args:
@@ -174,6 +177,15 @@ def _login_header(user: str | None) -> dict[str, str]:
     if user and (password := os.environ.get("MLFLOW_TRACKING_PASSWORD")):
         return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
     return {}
+
+
+def needed_environment_servers(run: str, options: TrainOptions) -> list[NeededServer]:
+    """Servers that hold a run's environments."""
+    if adapter_of(options.env.factory) != openenv.SCHEME:
+        return []
+    way_out = f"start the server, or correct its address in {run}.env.factory"
+    url = openenv.http_url(openenv.server_url(options.env.factory))
+    return [NeededServer("OpenEnv", url, "failure", way_out, "take a server that needs no login", {})]
 
 
 # SGLang servers of a run: their environment, their ports, and settings that this machine's GPUs do not support.

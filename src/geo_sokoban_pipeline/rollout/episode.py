@@ -4,8 +4,11 @@ Its tokens grow in one place, the `TokenLedger`: every append adds to ids, mask 
 `len(token_ids) == len(loss_mask) == len(log_probs)` holds by construction. Nothing is ever re-tokenised: the trainer
 sees the tokens that the policy saw.
 
-In order: `EpisodeRequest` is the input, `Episode` the running episode, `EpisodeResult` the input of reward functions;
-the result is a `Trajectory`, whose `responses_of` may be the `past` of another request.
+A function decides what happens between the responses: `play`, or a user's. It reaches tokens, mask, log-probs and
+images through its session alone, which is the `Episode`.
+
+In order: `EpisodeRequest` is the input, `play` the loop, `Episode` the running episode, `EpisodeResult` the input of
+reward functions; the result is a `Trajectory`, whose `responses_of` may be the `past` of another request.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -29,14 +32,15 @@ from PIL import Image
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.envs.base import reset
+from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.grpo.scoring import REWARD_PART, adds_up
 from geo_sokoban_pipeline.policies.chat import join_placeholders, split_placeholders
 from geo_sokoban_pipeline.policies.patches import EncodedImage, decode_image
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.progress import waiting
-from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result, RolloutEngine, join_results
+from geo_sokoban_pipeline.rollout.functions import FunctionRun, InlineRun, LoopRun, is_async, own_loop
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.tasks import difficulty_text, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
@@ -47,6 +51,9 @@ _ENV_METHODS = ("reset", "step", "format_observation", "close")
 _STEP_VALUES = 3  # observation, done, info
 STUCK = "stuck environment"  # name of the thread of a call that is too late
 Returned = TypeVar("Returned")
+Moved = Callable[["Episode"], None]
+# The loop of one episode
+Generate = Callable[["Episode", "EpisodeRequest"], Coroutine[Any, Any, None]]
 Status = Literal["pending", "completed", "truncated", "aborted", "failed"]
 ImageFilter = Callable[[Image.Image], Image.Image]
 # (row, arguments) → an environment
@@ -106,6 +113,26 @@ class RolloutSettings:
     task: str
     version: int = 0
     image_filter: ImageFilter | None = None
+
+
+# What happens between the responses of an episode.
+
+
+async def play(session: Episode, request: EpisodeRequest) -> None:
+    """The built-in function: a prompt, then response, step and observation, until the episode is over."""
+    await session.open()
+    session.prompt(request.prompt)
+    while (text := await session.respond()) is not None:
+        observation, done, info = await session.step(text)
+        session.end_turn(info, done=done)
+        if session.is_pending:
+            session.observe(await session.call(session.env.format_observation, observation))
+
+
+def load_generate(options: RolloutOptions) -> Generate:
+    """The function of one episode: `rollout.function` if that is one, else the built-in one."""
+    function = load_object(options.function, default_name="rollout")
+    return function if is_async(function) else play
 
 
 # The running episode.
@@ -173,10 +200,14 @@ class TokenLedger:
 class Episode:
     """One episode: environment, tokens, images and turns advance together, one response at a time.
 
+    It has two sides. The function of the episode, `play` or a user's, has it as its session: `open`, `prompt`,
+    `respond`, `step`, `end_turn`, `observe`, `call`. The loop over episodes calls the others.
+
     `status` is its state:
 
     - `pending`: the next response is due. `next_request` makes the engine's request, `advance` takes its result.
-    - `completed`: the environment is done, or `max_turns` is reached (`truncated` under slime's rules).
+    - `completed`: the environment is done, the function has returned, or `max_turns` is reached (`truncated` under
+      slime's rules).
     - `truncated`: a token budget is used up, or a response was cut off at its limit.
     - `aborted`: the engine stopped a response. No reward.
     - `failed`: the environment or the reward raised; `error` has the message. No reward, no training.
@@ -206,6 +237,13 @@ class Episode:
         self._versions: list[tuple[int, int, int]] = []
         self._finish_reason: str | None = None
         self._prepared: list[Future[Any]] = []
+        self._function: FunctionRun
+        self._wait: Callable[[], Any] | None = None
+        self._resumed = 0.0
+        self._last: Result | None = None
+        self._is_asked = self._has_ended = False
+        self._due: str | None = None
+        self._is_told = False  # that the episode is over
         self._result: EpisodeResult | None = None
         self._reward: Callable[[], Any] | None = None
         self._env_seconds = 0.0
@@ -220,33 +258,49 @@ class Episode:
         """Responses that the environment has carried out."""
         return len(self._infos)
 
-    # Start.
+    # The loop's side: start, request, result.
 
-    def start(self, build_env: EnvFactory) -> None:
-        """Build the environment and encode the prompt."""
-        began = time.perf_counter()
+    def start(self, build_env: EnvFactory, generate: Generate = play, moved: Moved | None = None) -> None:
+        """Begin the function of the episode; it runs to its first response.
+
+        Args:
+            build_env: used by `open`.
+            generate: the function.
+            moved: called with the episode whenever its function waits for a response or has ended; a function of the
+                user's is then still at work when `start` and `advance` return. None: they wait for it.
+        """
+        self._build_env = build_env
+        idle: queue.SimpleQueue[Episode] = queue.SimpleQueue()
+        tell = partial(moved or idle.put, self)
+        work, limit = self._run(generate), self._settings.rollout.env_timeout
+        late = EnvTimeoutError(f"the rollout function took longer than rollout.env_timeout={limit} s")
+        self._tell = tell
+        self._function = InlineRun(work, tell) if generate is play else LoopRun(work, tell, self._fail, limit, late)
+        self._wait = idle.get if moved is None else None
+        self._go_on()
+
+    async def _run(self, generate: Generate) -> None:
         with self._failing():
-            self.env = self.env_calls(build_env, self.request.prompt, self._settings.env.args)
-            check_environment(self.env, self._settings.env.factory)
-            self.env_calls(self.request.reset, self.env)
-            self._add_prompt(self.request.prompt)
-        self._env_seconds += time.perf_counter() - began
-        if self.is_pending and self._is_budget_spent():
-            self.status = "truncated"
-        for past in self.request.past:
-            if self.is_pending and past.finish_reason != "abort":
-                self._take(past)
+            await generate(self, self.request)
+            if not self._turns:
+                raise RuntimeError("the rollout function ended without a prompt; call session.prompt(request.prompt)")
+            if self.is_pending:
+                self.status = self._cut_off or "completed"
+        self._has_ended = True
+        self._env_seconds += time.perf_counter() - self._resumed
 
-    def _add_prompt(self, row: dict[str, Any]) -> None:
-        sources = row.get("images") or []
-        # Without images the prompt is not split: placeholders stay text, as in slime (docs/deviations.md).
-        content = split_placeholders(row["prompt"], sources) if sources else [{"type": "text", "text": row["prompt"]}]
-        encoded = [self._encode_source(source) for source in sources]
-        messages = [{"role": "user", "content": content}]
-        self.ledger = TokenLedger(self._policy.codec.encode_prompt(messages, [image.grid for image in encoded]))
-        self._add_turn("user", row["prompt"], 0, encoded)
+    def _fail(self, error: BaseException) -> None:
+        self.status, self.error, self._has_ended = "failed", explain(error), True
 
-    # A turn: request, response, step, observation.
+    def _go_on(self) -> None:
+        self._resumed = time.perf_counter()
+        self._function.go_on()
+        if self._wait is not None:
+            self._wait()
+
+    def cancel(self) -> None:
+        """End the function where it waits."""
+        self._function.cancel()
 
     def next_request(self) -> Request:
         """The engine's request for the next response."""
@@ -276,39 +330,143 @@ class Episode:
         return all(work.done() for work in self._prepared)
 
     def advance(self, result: Result) -> None:
-        """Take a response: append its tokens, step the environment with it, append the observation."""
+        """Take a response, and let the function go on to the next one; nothing if it has ended meanwhile."""
+        if self._has_ended:
+            self._tell()
+            return
         self._take(self._with_past(result))
+        self._go_on()
 
     def _take(self, result: Result) -> None:
         text = self._add_response(result)
-        self._finish_reason = result.finish_reason
-        if self.status == "failed":
-            return
-        if (ended := self._ended_by(result)) is not None and not self._rules.step_before_finish_check:
-            self.status = ended
-            return
-        began = time.perf_counter()
-        with self._failing():
-            self._step(text, result)
-        self._env_seconds += time.perf_counter() - began
+        self._finish_reason, self._last = result.finish_reason, result
+        if self.is_pending and not self._rules.step_before_finish_check:
+            self.status = self._ended_by(result) or self.status
+        self._due = text if self.is_pending else None
 
-    def _step(self, text: str, result: Result) -> None:
+    # The function's side.
+
+    async def open(self) -> Any:
+        """Build the environment of `env.factory`, as `env`; returns what its `reset` returns.
+
+        Raises:
+            ValueError: it lacks a method of `InteractionEnv`.
+            RuntimeError: it is open.
+        """
+        if self.env is not None:
+            raise RuntimeError("open is called a second time")
+        self.env = await self.call(self._build_env, self.request.prompt, self._settings.env.args)
+        check_environment(self.env, self._settings.env.factory)
+        return await self.call(self.request.reset, self.env)
+
+    def prompt(self, row: Mapping[str, Any]) -> None:
+        """Begin the conversation, once, before the first response.
+
+        Args:
+            row: `prompt`, a text, and `images`, data URIs in the order of its placeholders; as a row of the data set.
+
+        Raises:
+            RuntimeError: there is one.
+        """
+        if self._turns:
+            raise RuntimeError("prompt is called a second time")
+        sources = row.get("images") or []
+        # Without images the prompt is not split: placeholders stay text, as in slime (docs/deviations.md).
+        content = split_placeholders(row["prompt"], sources) if sources else [{"type": "text", "text": row["prompt"]}]
+        encoded = [self._encode_source(source) for source in sources]
+        messages = [{"role": "user", "content": content}]
+        self.ledger = TokenLedger(self._policy.codec.encode_prompt(messages, [image.grid for image in encoded]))
+        self._add_turn("user", row["prompt"], 0, encoded)
+        if self._is_budget_spent():
+            self.status = "truncated"
+
+    async def respond(self) -> str | None:
+        """The policy's next response, without its end token; None: the episode is over.
+
+        A response that was cut off or aborted ends the episode, unless `rollout.rules` has it carried out.
+
+        Raises:
+            RuntimeError: there is no prompt yet, no observation after the last response, or another call waits; or the
+                last one returned None.
+        """
+        if self._is_told:
+            raise RuntimeError("respond is called after None")
+        if not self._turns:
+            raise RuntimeError("respond is called before prompt")
+        if self._is_asked:
+            raise RuntimeError("respond is called while another call waits")
+        if self.is_pending and self._turns[-1].role == "assistant":
+            raise RuntimeError("respond is called twice without observe between")
+        if self.is_pending and (past := self._finished_past) is not None:
+            self._take(past)
+        elif self.is_pending:
+            self._env_seconds += time.perf_counter() - self._resumed
+            self._is_asked = True
+            await self._function.pause()
+            self._is_asked = False
+        text, self._due = self._due, None
+        self._is_told = text is None
+        return text
+
+    async def step(self, text: str) -> tuple[Any, bool, dict[str, Any]]:
+        """Carry out a response in the environment: observation, whether the episode is over, info.
+
+        Raises:
+            ValueError: the environment returned something else.
+        """
         if self.request.reseed_at == len(self._infos) and hasattr(self.env, "reseed"):
-            self.env_calls(self.env.reseed, self.request.seed)
-        observation, done, info = check_step(self.env_calls(self.env.step, text), self._settings.env.factory)
-        self._infos.append(info)
+            await self.call(self.env.reseed, self.request.seed)
+        return check_step(await self.call(self.env.step, text), self._settings.env.factory)
+
+    async def call(self, function: Callable[..., Returned], *arguments: Any) -> Returned:
+        """Call what may block, within `rollout.env_timeout`; calls of an episode come one after the other.
+
+        Raises:
+            EnvTimeoutError: it takes longer.
+        """
+
+        @wraps(function)
+        def plain() -> Returned:
+            try:
+                return function(*arguments)
+            except StopIteration as error:  # no coroutine can raise it
+                raise RuntimeError("StopIteration was raised") from error
+
+        return await self._function.call(self.env_calls, plain)
+
+    def end_turn(self, info: dict[str, Any], *, done: bool = False) -> None:
+        """Note what a response has led to.
+
+        Args:
+            info: stored with the response; `turn_reward` is its reward, `parsed_actions` its actions.
+            done: whether the episode is over.
+
+        Raises:
+            RuntimeError: the last turn is no response, it has an info, or the episode was over before.
+        """
         turn = self._turns[-1]
+        if len(self._infos) != len(self._responses) - 1 or self._is_told:
+            raise RuntimeError("end_turn must be called once after each response that respond has returned")
+        self._infos.append(info)
         turn.action = ",".join(info.get("parsed_actions") or []) or None
         turn.reward = info.get("turn_reward")
         turn.info = info
-        ended = "completed" if done else self._ended_by(result)
-        if ended is None:
-            self._observe(self.env_calls(self.env.format_observation, observation))
-        else:
-            self.status = ended
+        self.status = ("completed" if done else self._cut_off) or self.status
 
-    def _observe(self, message: dict[str, Any]) -> None:
-        """Append an observation, and set the status if no further response is due."""
+    def observe(self, message: dict[str, Any]) -> None:
+        """Append an observation, and set the status if no further response is due; nothing once the episode is over.
+
+        Raises:
+            RuntimeError: there is no prompt yet.
+
+        Args:
+            message: `{"role": …, "content": [{"type": "image", "image": PIL image}, {"type": "text", "text": …}]}`.
+        """
+        if not self._turns:
+            raise RuntimeError("observe is called before prompt")
+        self.status = self._cut_off or self.status
+        if not self.is_pending:
+            return
         encoded = [self._encode_image(item["image"]) for item in message["content"] if item["type"] == "image"]
         ids = self._policy.codec.encode_observation(
             message, [image.grid for image in encoded], separator=self._rules.turn_separator
@@ -324,6 +482,11 @@ class Episode:
             self.status = "truncated"
         elif len(self._responses) >= self._settings.rollout.max_turns:
             self.status = "truncated" if self._rules.truncate_at_max_turns else "completed"
+
+    @property
+    def _cut_off(self) -> Status | None:
+        """Status of an episode that its last response ends; None: it may continue."""
+        return None if self._last is None else self._ended_by(self._last)
 
     def _ended_by(self, result: Result) -> Status | None:
         """Status of an episode that this response ends, regardless of the environment; None: it may continue."""
@@ -378,6 +541,13 @@ class Episode:
         return join_results(self._begun, result) if self._begun is not None else result
 
     @property
+    def _finished_past(self) -> Result | None:
+        """The next response, where it is given."""
+        number = len(self._responses)
+        past = self.request.past[number] if number < len(self.request.past) else None
+        return past if past is not None and past.finish_reason != "abort" else None
+
+    @property
     def _begun(self) -> Result | None:
         """The part of the next response that an earlier attempt has sampled; None: there is none."""
         past = self.request.past
@@ -407,7 +577,7 @@ class Episode:
 
         Call it for all episodes before `finish` of the first, so that their slow work runs in parallel.
         """
-        if self.status == "failed" or self.env is None:
+        if self.status == "failed":
             return
         with self._failing():
             result = EpisodeResult(self.request.prompt, self.status, self._responses, self._text(), self._infos)
@@ -419,7 +589,7 @@ class Episode:
         """Wait for the reward, close the environment, and return the trajectory."""
         metrics: dict[str, float] = {"turns": float(len(self._responses))}
         parts: dict[str, float] = {}
-        if self.status != "failed" and self.env is not None:
+        if self.status != "failed":
             with self._failing():
                 metrics |= self.env_calls(measure_episode, self.env) if self._result is None else self._result.metrics
                 if self._reward is not None:
@@ -427,10 +597,15 @@ class Episode:
                         given = self._reward()
                     parts = check_reward(given, self._settings.reward.function)
                     self._share(check_turns(given, parts["reward"], len(self._infos), self._settings.reward.function))
-        close_environment(self.env, self.request.trajectory_id, self.env_calls)
+        self.close()
         trajectory = self._trajectory(parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
         trajectory.sampling = describe_sampling(engine, self._settings)
         return trajectory
+
+    def close(self) -> None:
+        """End the function, and close the environment."""
+        self.cancel()
+        close_environment(self.env, self.request.trajectory_id, self.env_calls)
 
     def _share(self, parts: Sequence[float]) -> None:
         """Note the part of the reward that the reward function gave to each stepped response."""
@@ -570,8 +745,8 @@ def begin_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mappin
     """
     if hasattr(reward, "begin"):
         return reward.begin(result, args)
-    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
-        return _reward_loop().start(reward(result, args)).result
+    if is_async(reward):
+        return own_loop().start(reward(result, args)).result
     return partial(_call_reward, reward, result, args)
 
 
@@ -594,20 +769,11 @@ def describe_sampling(engine: RolloutEngine, settings: RolloutSettings) -> str:
 
 def _call_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mapping[str, Any]) -> Any:
     given = reward(result, args)
-    return _reward_loop().run(_await(given)) if inspect.isawaitable(given) else given
+    return own_loop().run(_await(given)) if inspect.isawaitable(given) else given
 
 
 async def _await(work: Awaitable[Any]) -> Any:
     return await work
-
-
-@cache
-def _reward_loop() -> BackgroundLoop:
-    """The event loop of `async def` rewards: one per process, because a user's client session belongs to its loop.
-
-    Nothing closes it: sessions stay open between rollouts, and the daemon thread ends with the process.
-    """
-    return BackgroundLoop("rewards")
 
 
 # Calls of environments within a time limit, and what environments and rewards give back, checked: both may be a user's
@@ -624,15 +790,13 @@ class EnvCalls:
     A call that is too late is left alone, since nothing ends a thread: the environment is not called again, not even to
     close it.
 
-    Args:
-        seconds: that a call may take; None: unlimited.
-
     Attributes:
+        seconds: that a call may take; None: unlimited.
         is_stuck: whether a call came too late.
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] | None = None
         self.is_stuck = False
 
@@ -642,8 +806,19 @@ class EnvCalls:
         Raises:
             EnvTimeoutError: it takes longer than the limit; or an earlier call did.
         """
-        if self._seconds is None:
+        if self.seconds is None and self._calls is None:
             return function(*arguments)
+        future = self.begin(function, *arguments)
+        if wait([future], self.seconds).done:
+            return future.result()
+        raise self.give_up(function)
+
+    def begin(self, function: Callable[..., Returned], *arguments: Any) -> Future[Returned]:
+        """Begin a call in the environment's thread, in which all further calls are made.
+
+        Raises:
+            EnvTimeoutError: an earlier call has not ended in time.
+        """
         if self.is_stuck:
             raise EnvTimeoutError("an earlier call of the environment has not ended")
         if self._calls is None:
@@ -652,13 +827,15 @@ class EnvCalls:
             self._thread.start()
         future: Future[Returned] = Future()
         self._calls.put((future, function, arguments))
-        if wait([future], self._seconds).done:
-            return future.result()
+        return future
+
+    def give_up(self, function: Callable[..., Any]) -> EnvTimeoutError:
+        """Leave a call alone that is too late; returns the error."""
         self.is_stuck = True
         self._thread.name = STUCK
         self.end()
         name = getattr(function, "__name__", type(function).__name__)
-        raise EnvTimeoutError(f"{name} of the environment took longer than rollout.env_timeout={self._seconds:g} s")
+        return EnvTimeoutError(f"{name} of the environment took longer than rollout.env_timeout={self.seconds:g} s")
 
     def end(self) -> None:
         """End the thread, as soon as it is free."""

@@ -2,13 +2,16 @@
 
 An episode advances when the engine returns its result, so the same loop serves an engine that returns a turn's whole
 batch and one that returns responses as they finish. An episode that raises ends as `failed` and keeps its error; the
-others continue. `Episode` has the rules of turns, budgets and statuses.
+others continue. `Episode` has the rules of turns, budgets and statuses; its function, `play` or a user's, decides what
+happens between responses.
 """
 
 from __future__ import annotations
 
+import math
+import queue
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +22,8 @@ from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.progress import note_progress
 from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine, empty_result
-from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings, load_generate, play
+from geo_sokoban_pipeline.rollout.functions import is_async
 from geo_sokoban_pipeline.trajectories.types import Trajectory, share_infos
 
 Progress = Callable[[int], None]
@@ -85,10 +89,21 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
     """
     build_env = load_object(settings.env.factory, default_name="build_env")
     reward = load_object(settings.reward.function, default_name="reward")
+    generate = load_generate(settings.rollout)
+    capacity = settings.rollout.max_environments or math.inf
     episodes: list[Episode] = []
     groups: dict[int, list[Episode]] = {}
     engine_seconds: dict[int, float] = {}
     finished: dict[int, Trajectory] = {}
+    # An episode is in one place: it waits for a place of an environment, its function is at work, its request is in the
+    # engine, or its result is held because slow work goes on. Then it is over.
+    waiting: deque[Episode] = deque()
+    at_work: set[int] = set()
+    moved: queue.SimpleQueue[Episode] = queue.SimpleQueue()  # whose function waits for a response, or has ended
+    in_engine = 0
+    held: list[Result] = []
+    opened = 0  # environments
+    stopping = False  # whether all that is not over is aborted
 
     def finish(chosen: Sequence[Episode]) -> list[Trajectory]:
         """Trajectories of episodes, each made once; all rewards start before the loop waits for the first."""
@@ -99,76 +114,116 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             finished[episode.id] = episode.finish(engine, engine_seconds[episode.id])
         return [finished[episode.id] for episode in chosen]
 
-    def report(ended: int) -> None:
-        if progress is not None and ended:
-            progress(ended)
-
-    def start(new_requests: Sequence[EpisodeRequest]) -> int:
-        """Start environments and prompts; returns how many episodes wait for a response. Others have ended here."""
+    def add(new_requests: Sequence[EpisodeRequest]) -> None:
         new = [Episode(number, request, policy, settings) for number, request in enumerate(new_requests, len(episodes))]
         episodes.extend(new)
+        waiting.extend(new)
         for episode in new:
             groups.setdefault(episode.request.group_index, []).append(episode)
             engine_seconds[episode.id] = 0.0
-            episode.start(build_env)
-            note_progress()
-        started = [episode for episode in new if episode.is_pending]
-        report(len(new) - len(started))
-        if started and supply is not None and supply.is_stopped:  # they end before their first token
-            held.extend(empty_result(episode.next_request(), "abort", engine.version) for episode in started)
-        elif started:
-            engine.submit([episode.next_request() for episode in started])
-        return len(started)
 
-    held: list[Result] = []  # that no episode has taken yet
-    pending = start(requests)
-    began = time.perf_counter()
+    def settle() -> list[Episode]:
+        """Wait for functions at work; returns the episodes whose functions are not at work any more, in their order.
 
-    # Turns: an engine may return some of the submitted requests; their episodes continue meanwhile.
-    complete, stopping = 0, False  # groups that `enough` has seen; whether the others are aborted
-    while True:
-        if supply is not None:
-            pending += start(supply.take(wait=not pending))
-            if supply.is_stopped and not stopping:
-                stopping = True
-                engine.abort([episode.id for episode in episodes if episode.is_pending])
-        if not pending:  # without a request, the engine is never polled
-            break
-        if not (results := engine.poll()) and not held:
-            waiting = [episode.request.trajectory_id for episode in episodes if episode.is_pending]
-            raise LostRequestsError(
-                f"rollout.engine={engine.name}: it returned nothing while {_names(waiting)} wait for a response."
-            )
-        _split_time(engine_seconds, results, time.perf_counter() - began)
-        # Environments start the slow work of all results before the first one is stepped.
-        for result in results:
-            episodes[result.id].prepare(result)
-        # A result with unfinished slow work waits while there are others. Not with a seeded engine: batches that depend
-        # on the clock would not repeat bit for bit.
-        wait = engine.seeded or not results
-        arrived, held = held + results, []
-        due: list[Result] = []
-        for result in arrived:
-            (due if wait or episodes[result.id].is_prepared else held).append(result)
-        for result in due:
-            episodes[result.id].advance(result)
+        With a seeded engine for all: batches that depend on the clock would not repeat bit for bit.
+        """
+        found: list[Episode] = []
+        while at_work and (engine.seeded or not moved.empty() or not (found or in_engine or held)):
+            episode = moved.get()
+            if episode.id in at_work:  # else it has ended while its response is sampled, which brings it back
+                at_work.remove(episode.id)
+                found.append(episode)
             note_progress()
-        over = [result.id for result in due if not episodes[result.id].is_pending]
-        engine.release(over)
-        pending -= len(over)
-        report(len(over))
-        running = [episodes[result.id] for result in due if episodes[result.id].is_pending]
-        engine.submit([episode.next_request() for episode in running])
-        # Early stop: aborted requests come back as results, so every episode still ends in this loop.
+        return found if generate is play else sorted(found, key=lambda episode: episode.id)
+
+    def submit(running: Sequence[Episode]) -> int:
+        """Ask for the next responses; returns of how many episodes. Once all stops, they end without a token."""
+        requests = [episode.next_request() for episode in running]
         if stopping:
-            engine.abort([episode.id for episode in running])
-        elif over and enough is not None:
-            done = [group for group in groups.values() if not any(episode.is_pending for episode in group)]
-            if len(done) > complete:
-                complete = len(done)
-                if stopping := enough(finish([episode for group in done for episode in group])):
-                    engine.abort([episode.id for episode in episodes if episode.is_pending])
-        began = time.perf_counter()
+            held.extend(empty_result(request, "abort", engine.version) for request in requests)
+            return 0
+        if requests:
+            engine.submit(requests)
+        return len(requests)
+
+    def is_going_on(episode: Episode) -> bool:
+        return episode.is_pending or episode.id in at_work
+
+    def begun() -> Sequence[Episode]:
+        return episodes[: len(episodes) - len(waiting)]
+
+    def stop() -> None:
+        engine.abort([episode.id for episode in episodes if episode.is_pending])
+
+    try:
+        add(requests)
+        complete = 0  # groups that `enough` has seen
+        ended: list[Episode] = []  # whose environments are open
+        while True:
+            # Start: environments and prompts, as far as there are places.
+            idle = not (waiting or at_work or in_engine or held)
+            if supply is not None:
+                add(supply.take(wait=idle))
+                if supply.is_stopped and not stopping:
+                    stopping = True
+                    stop()
+            if idle and not waiting:
+                break
+            while waiting and opened < capacity:
+                episode = waiting.popleft()
+                at_work.add(episode.id)
+                opened += 1
+                episode.start(build_env, generate, moved.put)
+                note_progress()
+
+            # Settle: the next responses are asked for; what is over makes place.
+            settled = settle()
+            over = [episode for episode in settled if not episode.is_pending]
+            engine.release([episode.id for episode in over])
+            if progress is not None and over:
+                progress(len(over))
+            in_engine += submit([episode for episode in settled if episode.is_pending])
+            # Early stop: aborted requests come back as results, so every episode still ends in this loop.
+            if over and enough is not None and not stopping:
+                done = [group for group in groups.values() if not any(is_going_on(episode) for episode in group)]
+                if len(done) > complete:
+                    complete = len(done)
+                    if stopping := enough(finish([episode for group in done for episode in group])):
+                        stop()
+            ended += over
+            if waiting and ended:
+                finish(ended)
+                opened -= len(ended)
+                ended.clear()
+            if not (in_engine or held):
+                continue
+
+            # Turn: an engine may return some of the submitted requests; their episodes continue meanwhile.
+            began = time.perf_counter()
+            if not (results := engine.poll() if in_engine else []) and not held:
+                lost = [episode.request.trajectory_id for episode in begun() if episode.is_pending]
+                raise LostRequestsError(
+                    f"rollout.engine={engine.name}: it returned nothing while {_names(lost)} wait for a response."
+                )
+            in_engine -= len(results)
+            _split_time(engine_seconds, results, time.perf_counter() - began)
+            # Environments start the slow work of all results before the first one is stepped.
+            for result in results:
+                episodes[result.id].prepare(result)
+            # A result with unfinished slow work waits while there are others; not with a seeded engine, as in `settle`.
+            wait = engine.seeded or not results
+            arrived, held = held + results, []
+            for result in arrived:
+                if wait or episodes[result.id].is_prepared:
+                    at_work.add(result.id)
+                    episodes[result.id].advance(result)
+                    note_progress()
+                else:
+                    held.append(result)
+    finally:
+        for episode in begun():
+            if is_going_on(episode):
+                episode.cancel()
 
     # Finish: rewards and trajectories.
     trajectories = finish(episodes)
@@ -178,9 +233,10 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
 
 
 def load_rollout_fn(options: RolloutOptions) -> RolloutFn:
-    """The function that `rollout.function` names: `rollout`, or a user's function with its signature."""
+    """`rollout`, also where `rollout.function` is of one episode; or a user's function with its signature."""
     function: RolloutFn = load_object(options.function, default_name="rollout")
-    return function if function is rollout else partial(_call_own, function, options.function)
+    is_ours = function is rollout or is_async(function)
+    return rollout if is_ours else partial(_call_own, function, options.function)
 
 
 def _call_own(

@@ -57,6 +57,7 @@ _ROLLOUT_LAYOUT = frozenset(
     {
         "rollout.draft_share",
         "rollout.max_conversations",
+        "rollout.max_environments",
         "rollout.prefill_tokens",
         "rollout.reuse_cache",
         "rollout.workers",

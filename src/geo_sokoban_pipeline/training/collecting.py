@@ -143,7 +143,7 @@ class Collector:
             rows = [self.prompts[prompt] for prompt in chosen]
             root = derive_seed(self.seed, "forks", iteration)
             go_on = partial(self._call, iteration)
-            measured = measure_states(trajectories, rows, forks, root, go_on, is_fixed=self._is_fixed(rows[0]))
+            measured = measure_states(trajectories, rows, forks, root, go_on, self._is_fixed)
             measured["perf/fork_time"] = time.perf_counter() - began - seconds
             scores = score_groups(*given, max_trained_groups=most)
             apply_scores(trajectories, scores)

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings, close_environment
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings, load_generate
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
@@ -46,6 +46,7 @@ class Demonstrator:
         self._policy = policy
         self._expert: ExpertOptions = options.warm_start.teacher
         self._build_env = load_object(options.env.factory, default_name="build_env")
+        self._generate = load_generate(options.rollout)
         turns = self._expert.max_turns or options.rollout.max_turns
         # Limits per turn are for the policy's responses: an expert's response is never cut off.
         rollout = options.rollout.model_copy(update={"max_turns": turns, "max_tokens_per_turn": None})
@@ -81,11 +82,13 @@ class Demonstrator:
 
     def _try_episode(self, generator: random.Random, seed: int) -> TrainSample | None:
         row = generator.choice(self._buckets[generator.choice(self._labels)])
-        episode = Episode(0, EpisodeRequest("demonstration", row, 0, 0, seed), self._policy, self._settings)
+        episode = Episode(
+            0, EpisodeRequest(f"a demonstration on {row.get('id')}", row, 0, 0, seed), self._policy, self._settings
+        )
         expert = make_expert(self._expert, row)
         codec = self._policy.codec
         try:
-            episode.start(self._build_env)
+            episode.start(self._build_env, self._generate)
             while episode.is_pending and (text := expert.respond(episode.env, generator)) is not None:
                 ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
                 episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
@@ -96,7 +99,7 @@ class Demonstrator:
                 return None
             trajectory = episode.snapshot()
         finally:
-            close_environment(episode.env, f"a demonstration on {row.get('id')}", episode.env_calls)
+            episode.close()
         return build_sample(trajectory, self._policy) if trajectory.loss_mask.any() else None
 
 

@@ -202,7 +202,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 emit(Event.UPDATE, iteration)
                 updating = time.perf_counter()
                 try:
-                    with trainers_turn(engine, backend, options, turning):
+                    with trainers_turn(engine, backend, options, turning, workers):
                         trained = update_policy(
                             trajectories,
                             policy,
@@ -327,14 +327,22 @@ def sync_weights(engine: EngineControl, backend: TrainBackend, workers: WorkerGr
 
 @contextmanager
 def trainers_turn(
-    engine: EngineControl, backend: TrainBackend, options: TrainOptions, watch: Stopwatch
+    engine: EngineControl,
+    backend: TrainBackend,
+    options: TrainOptions,
+    watch: Stopwatch,
+    workers: WorkerGroup | None,
 ) -> Iterator[None]:
-    """The trainer has the GPUs that it shares with servers, for the `with` block; `sync_weights` wakes these up.
+    """The trainer has the memory that it shares with engines, for the `with` block; `sync_weights` wakes these up.
 
     Args:
-        watch: counts the seconds in which memory is given up and taken.
+        watch: counts the seconds in which memory is given up by servers and taken.
     """
     if not options.rollout.takes_turns:
+        if options.ranks_roll_out:
+            engine.offload()
+            if workers is not None:
+                workers.free_caches()
         yield
         return
     with watch.running():

@@ -36,8 +36,7 @@ def measure_states(
     options: VineArguments,
     root: int,
     roll_out: RollOut,
-    *,
-    is_fixed: bool = False,
+    is_fixed: Callable[[Mapping[str, Any]], bool] = lambda row: False,
 ) -> dict[str, float]:
     """Write the values of states into the `info` of the turns after them (`STATE_VALUE`).
 
@@ -46,8 +45,8 @@ def measure_states(
         rows: prompt of each group.
         root: seed that all seeds of continuations follow from.
         roll_out: rolls out by the policy that sampled the episodes.
-        is_fixed: whether the environment draws all its randomness by the seed of the episode: episodes with equal
-            histories then have different states.
+        is_fixed: whether the environment of a prompt draws all its randomness by the seed of the episode: episodes
+            with equal histories then have different states. Asked once, of a prompt that has been rolled out.
 
     Returns:
         `rollout/forks/…`: the `states` that are measured, the `continuations`, and `cutpoint`, the largest probability
@@ -56,8 +55,10 @@ def measure_states(
     nodes: dict[str, Node] = {}
     likely: dict[str, float] = {}  # log-prob of the response before a state
     turns: list[tuple[str, Turn]] = []
-    for episode in _with_signal(trajectories):
-        for node, turn, log_prob in _states(episode, rows[episode.group_index], is_fixed):
+    measured = _with_signal(trajectories)
+    by_seed = bool(measured) and is_fixed(rows[measured[0].group_index])
+    for episode in measured:
+        for node, turn, log_prob in _states(episode, rows[episode.group_index], by_seed):
             nodes.setdefault(node.history, node)
             likely.setdefault(node.history, log_prob)
             turns.append((node.history, turn))
@@ -88,14 +89,14 @@ def _with_signal(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [episode for episode in trajectories if episode.trained and episode.group_index in groups]
 
 
-def _states(episode: Trajectory, row: Mapping[str, Any], is_fixed: bool) -> Iterator[tuple[Node, Turn, float]]:
+def _states(episode: Trajectory, row: Mapping[str, Any], by_seed: bool) -> Iterator[tuple[Node, Turn, float]]:
     """The states of an episode behind its prompt, each with the response after it and the log-prob of that before."""
     responses = responses_of(episode)
     numbers = [number for number, turn in enumerate(episode.turns) if turn.role == "assistant"]
     for place, number in enumerate(numbers[1:], start=1):
         history = history_of(episode, number)
         node = Node(
-            history=content_hash(history, str(episode.seed)) if is_fixed else history,
+            history=content_hash(history, str(episode.seed)) if by_seed else history,
             row=row,
             past=responses[:place],
             reseed_at=place,

@@ -172,6 +172,10 @@ class Worker:
         self.engine.update_weights(None, version)
         collect_garbage(version)
 
+    def free_caches(self) -> None:
+        """Give up what the engine has computed, for an update; `update_weights` drops it in any case."""
+        self.engine.offload()
+
     def rollout(self, tasks: Sequence[EpisodeRequest], settings: RolloutSettings, *watching: Any) -> list[Trajectory]:
         """Roll out episodes; returns their trajectories, in order.
 

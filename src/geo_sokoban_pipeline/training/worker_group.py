@@ -199,6 +199,10 @@ class WorkerGroup:
             self.before_rollout()
         self._call(self._further, "update_weights", [(version,)] * len(self._further))
 
+    def free_caches(self) -> None:
+        """Make the workers give up the caches of their engines, until they roll out with other weights."""
+        self._call(self._further, "free_caches", [()] * len(self._further))
+
     def rollout(
         self,
         engine: RolloutEngine,

@@ -24,11 +24,11 @@ from typing import Any
 
 from torch import Tensor
 
+from geo_sokoban_pipeline.background import BackgroundLoop
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.weights import SharedBytes, TensorSpec, WeightSource
 from geo_sokoban_pipeline.progress import waiting
-from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, empty_result
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     BadResponse,

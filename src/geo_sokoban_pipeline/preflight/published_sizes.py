@@ -8,9 +8,15 @@ _TEXT: dict[str, dict[str, Any]] = {
     "2B": {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 6144},
     "4B": {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 9728},
     "8B": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12_288},
+    "32B": {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25_600},
     "30B-A3B": {
         "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
         "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+    "235B-A22B": {
+        "hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4,
+        "intermediate_size": 12_288, "moe_intermediate_size": 1536, "num_experts": 128, "num_experts_per_tok": 8,
         "decoder_sparse_step": 1, "mlp_only_layers": [],
     },
 }  # fmt: skip
@@ -24,6 +30,12 @@ _SMALL_TOWER = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "de
 _LARGE_TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "deepstack_visual_indexes": [8, 16, 24]}
 _TIED = ("2B", "4B")
 PUBLISHED = tuple(_TEXT)
+
+
+def published_name(path: str) -> str | None:
+    """Size of a published model from its hub id, such as `Qwen/Qwen3-VL-8B-Instruct`; None: it is none of them."""
+    name = path.rpartition("/")[2]
+    return next((size for size in PUBLISHED if name.startswith(f"Qwen3-VL-{size}-")), None)
 
 
 def published_config(name: str, layers: int | None = None, blocks: int | None = None) -> Any:
