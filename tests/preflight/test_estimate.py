@@ -158,7 +158,8 @@ SERVERS = {"rollout__server__count": 8, "rollout__server__colocated": True, "rol
         # The engine was since measured at 49 ms for a token of 28 layers; 30 ms were taken for 36.
         ({"rollout__engine": "transformers"}, ("rollout: decode",), 135, 135, 2.2),
         (SERVERS, ("scoring: old log-probs", "training step"), 80, 100, 1.3),
-        (SERVERS, ("weights to the engines",), 200, 350, 1),
+        ({**SERVERS, "rollout__server__update": "tensors"}, ("weights to the engines",), 200, 350, 1),
+        (SERVERS, ("weights to the engines",), 3, 10, 1),  # by handles of the GPU's memory
         (SERVERS, ("state off and onto the GPU",), 5, 20, 1),
         (SERVERS, ("checkpoint",), 5, 10, 1.1),
     ],

@@ -487,7 +487,7 @@ class Estimate:
             "group": by_group,
             "ipc": sent / (_PAGEABLE if takes_turns else gpu.bandwidth) + sent / gpu.link,
         }
-        return ways[options.rollout.server.update]
+        return ways[options.rollout.server.way(on_gpu=not options.places_servers and options.policy.device != "cpu")]
 
     def _turns(self) -> float:
         """Seconds in which weights and moments of a rank leave the GPU that servers share, and come back."""

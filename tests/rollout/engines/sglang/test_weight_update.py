@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from aiohttp import web
-from scripts.published_sizes import published_config
 from torch.multiprocessing import reductions
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -25,6 +24,7 @@ from geo_sokoban_pipeline.distributed.fsdp import shard_modules
 from geo_sokoban_pipeline.distributed.group import Group as Ranks
 from geo_sokoban_pipeline.policies.policy import empty_model
 from geo_sokoban_pipeline.policies.weights import cut, plan_buckets
+from geo_sokoban_pipeline.preflight.published_sizes import published_config
 from geo_sokoban_pipeline.rollout.engines.sglang import weight_update
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     TESTED_VERSION,
