@@ -8,6 +8,7 @@
 #   PYTEST_ARGS  further words for pytest, e.g. make test PYTEST_ARGS="-k sokoban"
 #   SGLANG       cpu or gpu: which environment of SGLang servers `make sglang-env` makes
 #   BENCH_ARGS   further words for the benchmark, e.g. make bench-peer BENCH_ARGS="--turns 8 --threads 2"
+#   TORCH        version of torch for make test-torch
 #   MUTANTS_ARGS  further words for the mutants, e.g. make mutants MUTANTS_ARGS="--count 40 --only training/"
 
 SHELL := /bin/bash
@@ -23,6 +24,8 @@ PYTEST_ARGS ?=
 SGLANG ?= cpu
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=
+TORCH ?= 2.11.0
+TORCH_VENV := .venv-torch-$(TORCH)
 # Two test processes, each with one thread of torch; the tests of a group, which is a file unless a mark says another one,
 # stay together, and tests/conftest.py orders the groups so that neither process waits long for the other at the end.
 WORKERS ?= -n 2 --dist loadgroup --no-loadscope-reorder
@@ -68,7 +71,7 @@ SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig
 OPENENV_VENV := .venv-openenv
 OPENENV_STAMP := $(OPENENV_VENV)/.installed
 
-.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-backends bench-peer mutants sglang-env openenv-env chromium clean-data
+.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-torch test-fast check format docs bench bench-memory bench-backends bench-peer mutants sglang-env openenv-env chromium clean-data
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
@@ -131,6 +134,17 @@ check: $(DEV_STAMP) ## Format, lint, types, direction of imports.
 # `make --jobs=3 test` makes the environments and runs the checks at the same time. Tests that call make start it anew.
 test: check sglang-env chromium ## All checks, then the whole test suite, with a real SGLang server and a real browser.
 	MAKEFLAGS= $(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
+
+# The step, a run that continues, the engine and offload with the torch that a GPU machine brings; pip then says that this
+# package wants another one.
+TORCH_TESTS := tests/training/test_reference_step.py tests/training/test_resume.py tests/training/test_offload.py \
+  tests/training/test_compute.py tests/rollout/engines/test_transformers.py
+test-torch: ## Some tests with another torch, e.g. make test-torch TORCH=2.11.0
+	$(call MAKE_VENV,$(TORCH_VENV))
+	$(subst $(BIN),$(TORCH_VENV)/bin,$(INSTALL_TORCH))
+	$(subst $(BIN),$(TORCH_VENV)/bin,$(PIP)) -e '.[dev]'
+	$(TORCH_VENV)/bin/python -m pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH)
+	$(TORCH_VENV)/bin/python -m pytest -p no:xdist $(TORCH_TESTS) $(PYTEST_ARGS)
 
 test-fast: check ## The same without the slow tests.
 	MAKEFLAGS= $(BIN)/python -m pytest -m "not slow" $(WORKERS) $(PYTEST_ARGS)

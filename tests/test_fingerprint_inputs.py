@@ -42,6 +42,7 @@ from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions, TrainOpt
 LAYOUT = {
     "warm_start.max_tokens": "how many demonstrations pass at once",
     "rollout.max_conversations": "how many episodes are held at once",
+    "rollout.max_environments": "how many environments are open at once",
     "rollout.prefill_tokens": "how many tokens pass at once",
     "rollout.reuse_cache": "the same log-probs, computed again",
     "rollout.draft_share": "the same tokens, several in a pass",
@@ -354,6 +355,7 @@ OVER = {"rollout.over_sampling": 2.0, "processes": 1, "threads": 1}
         ({"warm_start.stop_below": 0.5}, "warm_start.validate_every", {"warm start", "loop"}),
         # Sizes, where they decide what is aborted.
         (OVER, "rollout.max_conversations", {"loop"}),
+        (OVER, "rollout.max_environments", {"loop"}),
         (OVER, "rollout.prefill_tokens", {"loop"}),
         (OVER, "rollout.draft_share", {"loop"}),
         (OVER, "rollout.workers", {"loop"}),

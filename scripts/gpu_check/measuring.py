@@ -1,17 +1,26 @@
-"""Timing: a rollout, and optimizer steps on sequences of one length, on a clock that waits for the device."""
+"""Timing: a rollout, and optimizer steps on sequences of one length, on a clock that waits for the device.
+
+The record of a case is plain JSON. A case whose plan exceeds the memory of device or host is not run, and says so.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
+import os
+import re
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+import transformers
+from model import THIN, build_policy
 from PIL import Image
+from torch.profiler import ProfilerActivity, profile
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, MegatronOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
@@ -33,6 +42,8 @@ from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 _GROUP = 4
+_HOST_SHARE = 0.8  # of the host's memory: pinned memory is handed out in powers of two
+_ATTENTION = re.compile(r"flash|fmha|attention|(?<!log_)softmax", re.IGNORECASE)
 _RATE = 1e-6
 Result = TypeVar("Result")
 
@@ -82,10 +93,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Played:
-    """A rollout: its seconds, and tokens that were sampled in it."""
+    """A rollout after a small one that warms up.
+
+    Attributes:
+        seconds: of the rollout.
+        sampled: its tokens.
+        warm_up: seconds of the small one.
+        attention: kernels of its attention, the longest first.
+    """
 
     seconds: float
     sampled: int
+    warm_up: float = 0.0
+    attention: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -98,8 +118,10 @@ class Figures:
         step_flops: operations of one step, a backward pass counting as two forward passes.
         gradient_norm: of the last step; finite, or the step was none.
         peak_bytes: largest memory: of torch's allocator on a GPU, of the process on a CPU.
+        reserved_bytes: that the allocator has taken from a GPU at most; 0 on a CPU.
         log_prob_gap: mean absolute difference of log-probs before the first step from those of `fsdp` with products in
             float32.
+        attention: kernels of a further step's attention, the longest first.
     """
 
     seconds: list[float]
@@ -109,7 +131,9 @@ class Figures:
     step_flops: float
     gradient_norm: float
     peak_bytes: int
+    reserved_bytes: int = 0
     log_prob_gap: float = 0.0
+    attention: list[str] = field(default_factory=list)
 
 
 class FullResponses(TransformersEngine):
@@ -120,10 +144,74 @@ class FullResponses(TransformersEngine):
         return [replace(result, finish_reason="stop") for result in super().poll()]
 
 
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The record of a case: what it is, its figures or the reason why there are none, and the memory of its process."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    named = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads of torch"
+    work = Work(
+        options.episodes, options.turns, options.tokens, options.updates, options.sequences, options.length,
+        options.batch_tokens,
+    )  # fmt: skip
+    small, large = (THIN, THIN) if options.thin else ("2B", options.large)
+    case = {
+        "plain": Case(small, gradient_checkpointing=False),
+        "megatron": Case(small, gradient_checkpointing=True, backend="megatron"),  # one rank
+        "offload": Case(large, gradient_checkpointing=True, offload=True),
+    }.get(name, Case(small, gradient_checkpointing=True))
+    record: dict[str, Any] = {
+        "case": name, "device": named, "torch": torch.__version__, "transformers": transformers.__version__,
+        "work": asdict(work), "options": asdict(case),
+    }  # fmt: skip
+    try:
+        policy = build_policy(case.name, device, seed=0)
+        record["parameters"] = sum(parameter.numel() for parameter in policy.model.parameters())
+        if name == "rollout":
+            record["played"] = asdict(play(policy, work))
+        else:
+            planned = plan(policy, case, work)
+            record |= {"planned": planned.total, "planned_host": sum(planned.host.values())}
+            refuse_too_large(device, **{name: record[name] for name in ("planned", "planned_host")})
+            record["figures"] = asdict(train(policy, case, work))
+    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+        record["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    record["host_peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return record
+
+
+def refuse_too_large(device: str, planned: int, planned_host: int) -> None:
+    """Check that a plan fits.
+
+    Raises:
+        MemoryError: device or host are too small.
+    """
+    room = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else None
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if room is not None and planned > room:
+        raise MemoryError(f"not run: planned {planned / 1e9:.1f} GB, the device has {room / 1e9:.1f} GB")
+    if planned_host > _HOST_SHARE * host:
+        raise MemoryError(f"not run: planned {planned_host / 1e9:.1f} GB of host memory, there are {host / 1e9:.1f} GB")
+
+
 def play(policy: Policy, work: Work) -> Played:
-    """One rollout by the engine."""
-    seconds, episodes = _timed(policy.model.device.type, lambda: _roll_out(policy, work))
-    return Played(seconds, sum(int(episode.loss_mask.sum()) for episode in episodes))
+    """One rollout by the engine, after a small one."""
+    device, small = policy.model.device.type, replace(work, episodes=2, turns=min(work.turns, 2), tokens=4)
+    warm_up, _ = _timed(device, lambda: _roll_out(policy, small))
+    seconds, episodes = _timed(device, lambda: _roll_out(policy, work))
+    sampled = sum(int(episode.loss_mask.sum()) for episode in episodes)
+    return Played(seconds, sampled, warm_up, attention_kernels(device, lambda: _roll_out(policy, small)))
+
+
+def attention_kernels(device: str, work: Callable[[], object]) -> list[str]:
+    """Names of the kernels, on a CPU of the operations, that attention takes in some work; the longest first."""
+    with profile(activities=[ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU]) as found:
+        work()
+        _wait(device)
+    spent = {
+        one.key: one.self_device_time_total if device == "cuda" else one.self_cpu_time_total
+        for one in found.key_averages()
+        if _ATTENTION.search(one.key)
+    }
+    return [name[:80] for name in sorted(spent, key=lambda name: -spent[name])[:3]]
 
 
 def train(policy: Policy, case: Case, work: Work) -> Figures:
@@ -152,11 +240,15 @@ def train(policy: Policy, case: Case, work: Work) -> Figures:
             seconds.append(spent)
             norm = metrics["grad_norm"]
         peak = _peak_bytes(device)
+        reserved = int(torch.cuda.max_memory_reserved()) if device == "cuda" else 0
+        attention = attention_kernels(device, lambda: backend.step(samples, objective, _RATE))
     finally:
         backend.close()
     load = _load(samples)
     flops = 3 * forward_flops(policy.model.config, load)
-    return Figures(seconds, int(load.tokens), int(load.scored), int(load.images), flops, norm, peak, gap)
+    return Figures(
+        seconds, int(load.tokens), int(load.scored), int(load.images), flops, norm, peak, reserved, gap, attention
+    )
 
 
 def plan(policy: Policy, case: Case, work: Work) -> RankPlan:

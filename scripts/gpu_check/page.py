@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers
@@ -18,6 +19,7 @@ PEAKS = {"B200": 2250.0, "H200": 989.5, "H100 PCIe": 756.5, "H100": 989.5, "A100
 _ROWS = (
     "model", "backend", "checkpointing", "offload", "seconds of an update", "tokens per second",
     "model FLOPs of an update", "model FLOP utilisation", "peak memory, measured", "peak memory, planned",
+    "memory of the allocator", "memory of the host", "attention",
     "log-probs' mean gap to products in float32", "last gradient norm",
 )  # fmt: skip
 
@@ -29,32 +31,62 @@ class Row:
     Attributes:
         parameters: of the model.
         planned: bytes of the plan's peak.
-        figures: None: the plan has no room on this device, so nothing was run.
+        figures: None: nothing was measured.
+        problem: why not.
+        host_peak: bytes of the process's memory; 0: not measured.
     """
 
     case: Case
     parameters: int
     planned: int
     figures: Figures | None
+    problem: str | None = None
+    host_peak: int = 0
 
 
-def describe(device: str, work: Work, played: Played, rows: Sequence[Row], peak: float | None = None) -> str:
+def describe_records(records: Sequence[Mapping[str, Any]], peak: float | None) -> str:
+    """The page of what `measure` has found; of a case that ran more than once the last one counts.
+
+    Args:
+        peak: see `describe`.
+    """
+    cases = {record["case"]: record for record in records}
+    known = next((record for record in cases.values() if "work" in record), None)
+    if known is None:
+        return "\n".join(f"{name}: {record['error']}" for name, record in cases.items())
+    played = cases.get("rollout", {}).get("played")
+    rows = [
+        Row(
+            Case(**record.get("options", {"name": name, "gradient_checkpointing": True})),
+            record.get("parameters", 0),
+            record.get("planned", 0),
+            Figures(**record["figures"]) if "figures" in record else None,
+            record.get("error"),
+            record.get("host_peak", 0),
+        )
+        for name, record in cases.items()
+        if name != "rollout"
+    ]
+    return describe(known["device"], Work(**known["work"]), Played(**played) if played else None, rows, peak)
+
+
+def describe(device: str, work: Work, played: Played | None, rows: Sequence[Row], peak: float | None = None) -> str:
     """The page as Markdown.
 
     Args:
         device: its name.
-        played: by the first case's model.
+        played: by the 2B or the thin model; None: it is left out.
         peak: of the device, in 10^12 operations a second; None: from the table, where it is there.
     """
     peak = peak or peak_of(device)
     thin = " --thin" if all(row.case.name == "thin" for row in rows) else ""
-    first = rows[0]
     about = [
         ("device", device),
         ("versions", f"torch {torch.__version__}, transformers {transformers.__version__}"),
-        ("rollout", f"{first.case.name}: {work.episodes} episodes, {work.turns} responses of {work.tokens} tokens, "
+        ("rollout", "–" if played is None else
+         f"{work.episodes} episodes, {work.turns} responses of {work.tokens} tokens, "
          f"384×384 boards: {played.seconds:.2f} s, {played.sampled / played.seconds:,.0f} sampled tokens/s "
-         "(transformers engine)"),
+         f"(transformers engine), after {played.warm_up:.2f} s of a small one; attention: {_list(played.attention)}"),
         ("an update", f"{work.sequences} sequences of {work.length:,} tokens with an image each, the second half "
          f"trained; micro-batches of {work.batch_tokens:,} tokens"),
     ]  # fmt: skip
@@ -75,7 +107,8 @@ _NOTES = (
     "Weights and moments are float32, matrix products bfloat16. FLOPs are those that the model needs: two per weight "
     "of every matrix and token, attention, a backward pass as two forward passes, the output layer at trained tokens "
     "only. A value that is computed twice counts once. Planned memory is the count of the pre-flight "
-    "(`preflight/memory.py`); a case whose plan is larger than the device was not run."
+    "(`preflight/memory.py`); a case whose plan is larger than the device, or "
+    "than four fifths of the host, was not run."
 )
 
 
@@ -86,8 +119,9 @@ def _measured(row: Row, peak: float | None) -> dict[str, str]:
         "backend": row.case.backend,
         "checkpointing": "on" if row.case.gradient_checkpointing else "off",
         "offload": "on" if row.case.offload else "off",
-        "seconds of an update": "not run",
+        "seconds of an update": row.problem or "not run",
         "peak memory, planned": _gb(row.planned),
+        **({"memory of the host": _gb(row.host_peak)} if row.host_peak else {}),
     }
     figures = row.figures
     if figures is None:
@@ -100,9 +134,15 @@ def _measured(row: Row, peak: float | None) -> dict[str, str]:
         "model FLOPs of an update": f"{figures.step_flops / 1e12:.3g}·10¹²",
         "model FLOP utilisation": utilisation(figures.step_flops / seconds / 1e12, peak),
         "peak memory, measured": _gb(figures.peak_bytes),
+        "memory of the allocator": _gb(figures.reserved_bytes) if figures.reserved_bytes else "–",
+        "attention": _list(figures.attention),
         "log-probs' mean gap to products in float32": f"{figures.log_prob_gap:.2e}",
         "last gradient norm": f"{figures.gradient_norm:.3g}",
     }
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "–"
 
 
 def _gb(count: int) -> str:
