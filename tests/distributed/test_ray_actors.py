@@ -6,6 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import ray
+from ray._common.usage import usage_lib
+
+from geo_sokoban_pipeline.config.ray import RayOptions
+from geo_sokoban_pipeline.distributed.ray_cluster import connected
 from geo_sokoban_pipeline.distributed.ray_process import files_of
 
 
@@ -31,3 +37,12 @@ def test_all_files_but_a_folders_manifests_travel(tmp_path: Path) -> None:
     }
     assert found == {"*": ["a/c.safetensors", "a/d/e.json", "b.json"], "*.json": ["a/d/e.json", "b.json"]}
     assert files_of(tmp_path) == files_of(tmp_path, "*")
+
+
+def test_no_usage_data_leave_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray itself reads the variables that a cluster starts with."""
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)  # so that none is started
+    assert usage_lib.usage_stats_enabled()
+    with connected(RayOptions(), 1):
+        assert not usage_lib.usage_stats_enabled()
