@@ -92,6 +92,9 @@ class FrameServer:
         match walk.how:
             case "hang":
                 await asyncio.sleep(60)
+            case "late":
+                await asyncio.sleep(0.6)
+                answer = walk.step({"move": 1})
             case "drop":
                 request.transport.abort()
             case "leave":

@@ -224,8 +224,10 @@ def layout(options: TrainOptions) -> Fingerprint:
     return {**layout_of(options, options.threads or 8)["layout"]}
 
 
-def test_runs_that_are_older_than_adapters_go_on_without_one() -> None:
-    assert not any(name.startswith("policy.adapter") for stage in stages(TrainOptions()).values() for name in stage)
+def test_runs_that_are_older_than_an_option_go_on_without_it() -> None:
+    later = ("policy.adapter", "rollout.max_environments")
+    for options in (TrainOptions(), with_value(TrainOptions(), {"rollout.over_sampling": 2.0})):
+        assert not any(name.startswith(later) for stage in stages(options).values() for name in stage)
 
 
 def test_no_reason_is_left_over() -> None:

@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import cache
 from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
+_making = threading.Lock()
 
 
 class BackgroundLoop:
@@ -55,3 +57,17 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+def shared_loop(name: str) -> BackgroundLoop:
+    """The loop of this name: one per process, because what a coroutine opens, such as a socket, belongs to its loop.
+
+    Nothing closes it: what is open stays so between rollouts, and the daemon thread ends with the process.
+    """
+    with _making:  # threads of several environments may ask at once
+        return _made(name)
+
+
+@cache
+def _made(name: str) -> BackgroundLoop:
+    return BackgroundLoop(name)

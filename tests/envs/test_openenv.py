@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import random
 import socket
 import threading
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from frame_server import LENGTH, FrameServer, Walk
+from geo_sokoban_pipeline.background import shared_loop
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
 from geo_sokoban_pipeline.envs.adapters.base import build_teacher, make_row
 from geo_sokoban_pipeline.envs.adapters.openenv import OpenEnv, OpenEnvError
@@ -285,6 +287,41 @@ def test_a_connection_that_nobody_accepts_ends_in_time() -> None:
         server = SimpleNamespace(url=f"ws://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(OpenEnvError, match="cannot connect .no answer within env.args.timeout=0.3 s"):
             build(server, timeout=0.3).reset(1)
+
+
+def test_an_action_that_was_sent_is_the_one_that_is_stepped(server: FrameServer) -> None:
+    env = build(server)
+    env.reset(1)
+    env.prepare("left")
+    with pytest.raises(OpenEnvError, match="'move': 1.* after .*'move': -1.* was sent already"):
+        env.step("right")
+    env.reset(1)  # what was prepared belongs to the episode before
+    assert env.step("right")[2]["info"]["place"] == 1
+    env.close()
+
+
+def test_threads_that_begin_at_the_same_time_share_a_loop() -> None:
+    name, barrier, found = f"loop {time.monotonic_ns()}", threading.Barrier(8), []
+
+    def ask() -> None:
+        barrier.wait()
+        found.append(shared_loop(name))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(found)) == 1
+    found[0].close()
+
+
+def test_an_answer_after_the_rollouts_limit_leaves_no_connection(server: FrameServer) -> None:
+    """Its episode has failed, and its environment is never called again."""
+    settings = settings_for(server, 0.2, seed=None, timeout=5)
+    (episode,) = play([{"how": "late", "place": 0}], settings)
+    assert episode.status == "failed"
+    wait_for(lambda: gc.collect() is not None and not server.sessions)
 
 
 def test_pings_are_answered_while_the_policy_thinks() -> None:

@@ -35,6 +35,11 @@ RUN = "train_sokoban"
             "warning",
             "constant_denominator=5: not used with reduction=token_mean",
         ),
+        (
+            {"rollout": {"engine": "sglang", "server": {"colocated": True, "first_gpu": 2}}, "processes": 2},
+            "warning",
+            "servers begin at first_gpu=2, behind the ranks' 2 GPUs",
+        ),
         ({"warm_start": {"steps": 50}}, "warning", "warm_start.warmup_steps=50: not below the 50 steps"),
         ({"warm_start": {"steps": 0}}, "ok", "all fit each other"),
         ({"rollout": {"max_conversations": 100}}, "warning", "256 episodes need 3 waves"),

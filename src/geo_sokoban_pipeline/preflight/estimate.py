@@ -479,8 +479,9 @@ class Estimate:
             return self._gather_seconds if options.shares_weights or options.optimizer.offload else 0.0
         sent = server_value_bytes(options) * self.model.parameters
         takes_turns, gpu = options.rollout.takes_turns, self.gpu
-        # In turns the weights of the trainer lie in the memory of the CPU.
-        by_group = sent / 1e9 * _BY_GLOO if takes_turns else _GROUP_START + sent / self._link(self.gpus)
+        # In turns, with offload, and for the driver of ranks in Ray or of a trainer ahead, weights are on the CPU.
+        by_gloo = takes_turns or options.placement == "ray" or options.optimizer.offload or options.loop.max_staleness
+        by_group = sent / 1e9 * _BY_GLOO if by_gloo else _GROUP_START + sent / self._link(self.gpus)
         ways = {
             "tensors": sent / 1e9 * (_ENCODED + _SENT * engines * each + _LOADED),
             "disk": sent / 1e9 * _BY_DISK,

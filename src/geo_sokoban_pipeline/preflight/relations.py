@@ -208,7 +208,7 @@ def _signal(run: str, options: TrainOptions) -> list[Check]:
 def _unused(run: str, options: TrainOptions) -> list[Check]:
     """Settings that have no effect with the others."""
     policy, grpo, warm = options.policy, options.grpo, options.warm_start
-    divisor = grpo.constant_denominator
+    divisor, server = grpo.constant_denominator, options.rollout.server
     return find_cases(
         _GROUP,
         (
@@ -217,6 +217,14 @@ def _unused(run: str, options: TrainOptions) -> list[Check]:
             "warning",
             f"{run}.policy.path={policy.path}: not used, because {run}.policy.source=tiny builds a policy",
             "give policy.source=folder or hub, or leave the path out",
+        ),
+        (
+            options.rollout.takes_turns and options.placement == "local" and server.first_gpu >= options.processes,
+            "servers",
+            "warning",
+            f"{run}.rollout.server.colocated=true: servers begin at first_gpu={server.first_gpu}, behind the ranks' "
+            f"{options.processes} GPUs, so they sleep during updates for nothing",
+            f"give {run}.rollout.server.colocated=false, or first_gpu=0",
         ),
         (
             divisor is not None and grpo.reduction != "constant",

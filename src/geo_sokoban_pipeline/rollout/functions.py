@@ -12,11 +12,10 @@ import inspect
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache
 from types import coroutine
 from typing import Any, Protocol, TypeVar
 
-from geo_sokoban_pipeline.background import BackgroundLoop
+from geo_sokoban_pipeline.background import BackgroundLoop, shared_loop
 
 Value = TypeVar("Value")
 
@@ -26,13 +25,9 @@ def is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-@cache
 def own_loop() -> BackgroundLoop:
-    """The event loop of a user's `async def`: one per process, because a client session of his belongs to its loop.
-
-    Nothing closes it: sessions stay open between rollouts, and the daemon thread ends with the process.
-    """
-    return BackgroundLoop("own code")
+    """The event loop of a user's `async def`."""
+    return shared_loop("own code")
 
 
 class Calls(Protocol):

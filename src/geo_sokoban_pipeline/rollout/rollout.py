@@ -208,7 +208,8 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             in_engine -= len(results)
             _split_time(engine_seconds, results, time.perf_counter() - began)
             # Environments start the slow work of all results before the first one is stepped.
-            for result in results:
+            # A function of the user's may step something else than the response.
+            for result in results if generate is play else ():
                 episodes[result.id].prepare(result)
             # A result with unfinished slow work waits while there are others; not with a seeded engine, as in `settle`.
             wait = engine.seeded or not results

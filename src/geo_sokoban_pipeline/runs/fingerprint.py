@@ -261,9 +261,9 @@ def _identity(values: Mapping[str, Any]) -> Fingerprint:
     """Options, flat, without those of the layout."""
     flat = flatten(values)
     over_sampling = flat.get("rollout.over_sampling", 1.0)
-    if flat.get("policy.adapter", ...) is None:  # as in runs that are older than the option
-        del flat["policy.adapter"]
-    return {name: value for name, value in flat.items() if not _is_layout(name, over_sampling)}
+    # Runs that are older than these options have no name for their absence.
+    absent = {name for name in ("policy.adapter", "rollout.max_environments") if flat.get(name, ...) is None}
+    return {name: value for name, value in flat.items() if name not in absent and not _is_layout(name, over_sampling)}
 
 
 def _is_layout(name: str, over_sampling: float) -> bool:

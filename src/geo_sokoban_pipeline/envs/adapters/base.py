@@ -305,6 +305,7 @@ class AdapterTask(Task):
     scheme: str
     environment: str
     difficulty = "difficulty"
+    expert = EXPERT
 
     def __init__(self) -> None:
         self._factory = {"env": {"factory": f"{self.scheme}:{self.environment}"}}
@@ -322,7 +323,7 @@ class AdapterTask(Task):
             **self._factory,
             "policy": {"tiny": {"texts": self.name}},
             "reward": {"function": REWARD},
-            "warm_start": {"teacher": {"factory": EXPERT, "name": "random"}},
+            "warm_start": {"teacher": {"factory": self.expert, "name": "random"}},
         }
 
     def describe(self, env: EnvAdapter) -> Mapping[str, Any]:
@@ -373,7 +374,7 @@ class AdapterTask(Task):
         expert = options.warm_start.teacher
         agents = {}
         if not isinstance(options.env.args.get("actions"), str):
-            agents["random"] = ExpertOptions(factory=EXPERT, name="random")
-        if options.warm_start.steps and expert.factory != EXPERT:
+            agents["random"] = ExpertOptions(factory=self.expert, name="random")
+        if options.warm_start.steps and expert.factory != self.expert:
             agents[expert_label(expert, self.train_defaults["warm_start"]["teacher"]["factory"])] = expert
         return agents

@@ -21,6 +21,7 @@ from geo_sokoban_pipeline.envs.adapters.base import (
     EnvAdapterOptions,
     Step,
     as_pixels,
+    build_teacher,
     check_words,
 )
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_module, load_object
@@ -242,3 +243,4 @@ class GymnasiumTask(AdapterTask):
     """A task in an environment of gymnasium; `environment` is its id."""
 
     scheme = SCHEME
+    expert = f"{__name__}.{build_teacher.__name__}"  # the name that stored runs know

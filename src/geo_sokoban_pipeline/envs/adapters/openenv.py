@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from geo_sokoban_pipeline.background import BackgroundLoop
+from geo_sokoban_pipeline.background import BackgroundLoop, shared_loop
 from geo_sokoban_pipeline.config.base import Seconds, validate_parameters
 from geo_sokoban_pipeline.envs.adapters.base import (
     AdapterTask,
@@ -95,10 +96,9 @@ class OpenEnvOptions(EnvAdapterOptions):
 # The connection.
 
 
-@cache
 def _loop() -> BackgroundLoop:
-    """The event loop of all connections of this process; its thread ends with the process."""
-    return BackgroundLoop(SCHEME)
+    """The event loop of all connections of this process."""
+    return shared_loop(SCHEME)
 
 
 class _Connection:
@@ -175,6 +175,10 @@ class _Connection:
         await self._http.close()
 
 
+def _drop(connection: _Connection) -> None:
+    _loop().start(connection.drop())
+
+
 def _read_frame(url: str, kind: str, message: WSMessage | None, code: int | None) -> dict[str, Any]:
     """`data` of an observation frame.
 
@@ -241,14 +245,16 @@ class OpenEnv(EnvAdapter):
                 )
         self._keywords = {keyword: columns[column] for keyword, column in options.reset.items()}
         self._connection: _Connection | None = None
-        self._begun: Future[dict[str, Any]] | None = None
+        self._begun: tuple[Any, Future[dict[str, Any]]] | None = None  # an action, and its answer
 
     def begin(self, seed: int | None) -> Any:
         """Connect, and reset the environment; see `EnvAdapter`."""
         self.close()
         connection = _Connection(self.name, self.options.timeout)
         _loop().run(connection.open())
-        self._connection = connection
+        self._connection, self._begun = connection, None
+        # An environment whose last call came too late is never closed; then its end closes the connection.
+        weakref.finalize(self, _drop, connection)
         keywords = dict(self._keywords)
         if self.options.seed is not None and seed is not None:
             keywords.setdefault(self.options.seed, seed)
@@ -258,13 +264,19 @@ class OpenEnv(EnvAdapter):
     def prepare(self, text: str) -> list[Future[Any]] | None:
         """Send a response's action, so that the environments of a batch step at the same time."""
         chosen = self.read(text)
-        self._begun = None if chosen is None else self._ask("step", chosen[1])
-        return None if self._begun is None else [self._begun]
+        if chosen is None:
+            return None
+        self._begun = chosen[1], self._ask("step", chosen[1])
+        return [self._begun[1]]
 
     def act(self, word: str, action: Any) -> Step | None:
         """See `EnvAdapter`; None for an object of the policy's own that the server's schema refuses."""
-        begun, self._begun = self._begun or self._ask("step", action), None
-        data = self._answer(begun, "VALIDATION_ERROR" if self.options.actions == "json" else None)
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] != action:
+            self.close()
+            raise OpenEnvError(f"{self.name}: {action} after {begun[0]} was sent already; step what was prepared.")
+        asked = self._ask("step", action) if begun is None else begun[1]
+        data = self._answer(asked, "VALIDATION_ERROR" if self.options.actions == "json" else None)
         if data is None:
             return None
         seen = data["observation"]
