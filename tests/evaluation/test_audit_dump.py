@@ -161,6 +161,20 @@ def test_splits_with_equal_texts_and_other_images_share_no_prompt(tmp_path: Path
     assert found["splits"].findings == ("train and again share 1 prompt",)
 
 
+@pytest.mark.parametrize(
+    ("labels", "findings"), [(("4", "5"), ()), (("4", "4"), ("train and validation share 1 prompt",))]
+)
+def test_splits_with_equal_texts_and_other_labels_share_no_prompt(
+    tmp_path: Path, labels: tuple[str, str], findings: tuple[str, ...]
+) -> None:
+    """verl's dumps have no images: the label tells problems of one text apart."""
+    dumps = {
+        split: write(tmp_path / f"{split}.jsonl", group("A", [1.0, 0.0], gts=label))
+        for split, label in zip(("train", "validation"), labels, strict=True)
+    }
+    assert by_name(audit_dumps(dumps))["splits"].findings == findings
+
+
 def change(name: str, value: Any) -> Callable[[Rows], None]:
     def apply(rows: Rows) -> None:
         rows[1][name] = value

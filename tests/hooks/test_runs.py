@@ -176,6 +176,14 @@ def test_fresh_refuses_nodes_that_read_what_it_replaces(project, option, selecti
     assert all(path.is_file() == reads for path in files)
 
 
+def test_a_command_warns_of_what_is_missing_in_the_run_that_it_reads(project, caplog):
+    project.run("train_sokoban")  # here without checkpoints
+    caplog.clear()
+    project.run("update_sokoban")
+    said = "train_sokoban/default: episodes or metrics of iterations up to 1 are stored, but there is no checkpoint"
+    assert [record.levelname for record in caplog.records if said in record.getMessage()] == ["WARNING"]
+
+
 def test_run_in_use_is_not_touched(project):
     kept = fill(project.folder("06_models"))
     lock = RunLock(project.folder("06_models"))
@@ -226,6 +234,15 @@ def test_runs_are_listed_removed_and_restored(tmp_path):
     doomed.set_aside()
     assert listed(tmp_path, "remove", "train_sokoban/doomed", input="delete\n").exit_code == 0
     assert not any(folder.exists() for folder in doomed.layers) and not kept.is_empty
+
+
+def test_the_list_of_runs_reads_the_data_root_as_all_commands_do(tmp_path, monkeypatch):
+    """`~` that no shell has expanded."""
+    fill(RunFolders.of(tmp_path / "runs", "train_sokoban", "mine").models)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", "~/runs")
+    assert "mine" in CliRunner().invoke(runs_command, []).output
+    assert "mine" in listed("~/runs").output
 
 
 def test_restore_never_deletes(tmp_path):

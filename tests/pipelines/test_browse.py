@@ -24,6 +24,10 @@ def test_the_site_of_a_run(clone, caplog):
     assert result.exit_code == 0, result.output
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("held_out_trajectories/iter=00001/part-000" in line and "reward" in line for line in said)
+    caplog.clear()
+    assert clone.command("--pipelines=report_sokoban").exit_code == 0
+    again = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("held_out_trajectories/iter=00001/part-000" in line and "reward" in line for line in again)
     page = clone.load("browse_sokoban.site")
     assert page.name == "index.html" and page.is_relative_to(clone.folder("08_reporting", "browse_sokoban"))
     rows = read_columns(page.parent)

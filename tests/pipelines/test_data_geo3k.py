@@ -163,6 +163,18 @@ def test_files_without_one_problem(tmp_path, rows, message):
         run(tmp_path / "data", from_files(path))
 
 
+@pytest.mark.parametrize(("last", "copies", "level"), [(100, 1, "WARNING"), (101, 0, "INFO")])
+def test_copies_are_counted_in_the_log_and_held_out_ones_are_a_warning(tmp_path, caplog, last, copies, level):
+    caplog.set_level("INFO")
+    train = write_uris(tmp_path / "train.parquet", [source_row(0), source_row(0), source_row(1)])
+    validation = write_uris(tmp_path / "validation.parquet", [source_row(50)])
+    evaluation = write_uris(tmp_path / "eval.parquet", [source_row(100), source_row(last)])
+    run(tmp_path / "data", from_files(train, validation, evaluation))
+    (said,) = [record for record in caplog.records if "copies among them" in record.getMessage()]
+    counted = f"train 3 (1 copies), validation 1 (0 copies), eval 2 ({copies} copies)"
+    assert said.getMessage().endswith(counted) and said.levelname == level
+
+
 def test_empty_and_torn_files_are_named(tmp_path):
     path = write_uris(tmp_path / "rows.parquet", [source_row(i) for i in range(40)])
     with pytest.raises(ValueError, match="there are no rows"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS
-from geo_sokoban_pipeline.envs.sokoban.data_steps import unique_ids
+from geo_sokoban_pipeline.envs.sokoban.data_steps import describe_split, unique_ids
 from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError, hub_rows
 from task_tables import run_data
 
@@ -106,6 +107,13 @@ def test_one_layout_is_reported(tmp_path, caplog):
     assert (report["overlaps"]["layouts"], report["overlaps"]["levels"]) == (1, 0)
     assert set(catalog.load("sokoban.prompts")["split_rule"]) == {"level"}
     assert "splits share layouts" in caplog.text
+
+
+def test_levels_that_repeat_one_are_counted():
+    rows = [("a", "walls", 3), ("a", "walls", 3), ("b", "walls", 4), ("c", "others", None)]
+    found = describe_split(pd.DataFrame(rows, columns=["level_hash", "layout_hash", "solution_length"]))
+    assert (found["levels"], found["distinct_levels"], found["repeated"], found["layouts"]) == (4, 3, 1, 2)
+    assert found["by_length"] == {"3": 2, "4": 1, "unknown": 1}
 
 
 # The hub, played by a local folder of the same layout

@@ -152,6 +152,7 @@ class TurnProxy(Proxy):
     NAMES = {
         "/generate": "sample",
         "/update_weights_from_tensor": "weights",
+        "/update_weights_from_distributed": "weights",  # the way in force on a CPU
         "/release_memory_occupation": "release",
         "/resume_memory_occupation": "resume",
     }

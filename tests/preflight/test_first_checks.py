@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.inspection import sample_problems
 from geo_sokoban_pipeline.envs.sokoban import Board, solve
 from geo_sokoban_pipeline.envs.sokoban.inspection import sample_level
+from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight import machine
 from geo_sokoban_pipeline.preflight.first_checks import (
@@ -24,6 +25,7 @@ from geo_sokoban_pipeline.preflight.first_checks import (
     check_plugins,
     check_replaced,
     check_source,
+    check_starting_policy,
     look_at_prompts,
     look_first,
 )
@@ -274,6 +276,20 @@ def test_sources_of_data_that_are_not_there_are_named(tmp_path, monkeypatch, tas
         with pytest.raises(ParameterError) as error:
             check_data_source(task, options)
         assert str(error.value).startswith(named)
+
+
+def test_a_policy_of_the_hub_is_looked_for_by_one_request_for_its_configuration(tmp_path, monkeypatch):
+    asked = []
+
+    def answer(name, file, **_):
+        asked.append((name, file))
+        raise OSError("404")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", answer)
+    given = parameters({"policy": {"source": "hub", "path": "nobody/nothere"}})
+    with pytest.raises(PolicyUnavailableError, match="nobody/nothere"):
+        check_starting_policy(RUN, tmp_path, given)
+    assert asked == [("nobody/nothere", "config.json")]
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,16 @@ def test_page_says_when_how_and_where_it_was_made():
     assert "time in iterations" not in text
 
 
+@pytest.mark.parametrize(
+    ("evaluated", "said"),
+    [(1, " The evaluation is of the checkpoint after 1 of 4 iterations."), (4, None)],
+)
+def test_an_evaluation_of_an_older_checkpoint_is_called_one(evaluated, said):
+    metrics = [{"iteration": number} for number in range(4)]
+    text = Page(build_report(lean(metrics=metrics, summary=make_summary(evaluated)))).text
+    assert ("The evaluation is of" in text) == (said is not None) and (said is None or said in text)
+
+
 def test_lengths_that_one_policy_lacks_are_dashes():
     summary = make_summary()
     del summary["rows"][0]["by_length"][2]

@@ -212,6 +212,26 @@ def test_an_evaluation_plays_the_named_policy(
     assert summary["policies"] == [name]
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        ("Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),  # of the hub
+        ("data/06_models/train_sokoban/other/final_policy", "data/06_models/train_sokoban/other/final_policy"),
+        ("solver", "solver/"),  # a folder, and no baseline
+        ("a/final_blank", "a/final_blank/"),  # nor an ablation
+    ],
+)
+def test_a_foreign_policy_is_named_by_itself_alone(stored: Stored, checkpoint: str, name: str) -> None:
+    """And by no run id of the command."""
+    few = {"prompts": 1, "greedy": False, "blank_images": False}
+    settings_of = stored.options.model_copy(update={"evaluation": stored.options.evaluation.model_copy(update=few)})
+    options = EvaluatePipelineOptions.model_validate({"source": {**RUN, "checkpoint": checkpoint}})
+    (policy_of,) = stored.source("policy", checkpoint="start")
+    tables = (stored.prompts, stored.evaluation)
+    summary, _ = evaluate_stored(policy_of, lambda: (None, None), *tables, IDENTITY, options, settings_of, SEED)
+    assert summary["policies"] == [name]
+
+
 def test_the_final_evaluation_names_each_policy_by_its_own_row(stored: Stored) -> None:
     """The policy before GRPO comes first."""
     newest = open_policy(stored.checkpoint(2))

@@ -166,11 +166,12 @@ def audit_entries(
 
 def build_replayer(policy: Policy, rules: RunRules) -> tuple[Replayer | None, str | None]:
     """The replayer of a run, or why its episodes cannot be replayed."""
-    if (changed := changed_code(rules.fingerprint, ("env.factory", "reward.function", "rollout.function"))) is not None:
-        return None, changed
     try:
         if load_rollout_fn(rules.rollout) is not rollout:
             return None, f"rollout.function={rules.rollout.function} is own code for whole batches"
+        named = ("env.factory", "reward.function", "rollout.function")
+        if (changed := changed_code(rules.fingerprint, named)) is not None:
+            return None, changed
         return Replayer(policy, rules.env, rules.reward, rules.rollout, rules.task), None
     except PluginError as error:
         return None, str(error)

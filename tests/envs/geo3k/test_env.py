@@ -64,6 +64,20 @@ def test_worked_examples(response, done, info, preset):
 
 
 @pytest.mark.parametrize(
+    ("label", "answer"),
+    [("5 \\sqrt { 3 }", r'"5\sqrt{3}"'), ("\\frac { 1 } { 2 }", r'"\frac{1}{2}"'), ("0.00001", "0.00001")],
+)
+def test_answers_with_single_backslashes_and_small_numbers_are_right(label, answer):
+    ((_, done, info),) = play(Geo3kEnv(label, 3), scored(answer))
+    assert (info["tool_executed"], info["score"], done) == (True, 1.0, True)
+
+
+def test_the_original_finds_no_call_in_json_that_is_none():
+    ((_, done, info),) = play(Geo3kEnv("5 \\sqrt { 3 }", 3, preset="slime_exact"), scored(r'"5\sqrt{3}"'))
+    assert (info["tool_executed"], done) == (False, True)
+
+
+@pytest.mark.parametrize(
     ("max_turns", "kinds"),
     [
         (1, ["warning"]),

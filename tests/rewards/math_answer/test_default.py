@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +23,7 @@ from geo_sokoban_pipeline.rewards.math_answer.default import (
     strip_unit,
     text_key,
 )
+from geo_sokoban_pipeline.rewards.math_answer.verdict import Undecided
 
 RIGHT = [
     ("15", "15", "string"),
@@ -434,11 +436,20 @@ def test_labelled_pairs(graded, math_pairs):
     assert wrong == []
 
 
-def test_rules_take_less_than_a_millisecond(math_pairs):
-    start = time.process_time()
-    for pair in math_pairs:
-        examine_default(extract_answer(pair["response"]) or "", pair["ground_truth"], 0.0)
-    assert (time.process_time() - start) / len(math_pairs) < 1e-3
+# Lines of the labelled pairs that no rule decides, as at c1608b1.
+ALGEBRA = [52, 109, 111, 112, 114, 154, 176, 180, 182, 184, 185]
+
+
+def test_rules_decide_the_pairs_that_they_decided_and_take_half_a_millisecond(math_pairs):
+    """In the median of all pairs, of which few reach algebra."""
+    seconds, undecided = [], []
+    for number, pair in enumerate(math_pairs):
+        start = time.process_time()
+        found = examine_default(extract_answer(pair["response"]) or "", pair["ground_truth"], 0.0)
+        seconds.append(time.process_time() - start)
+        undecided += [number] if isinstance(found, Undecided) else []
+    assert set(undecided) <= set(ALGEBRA)
+    assert statistics.median(seconds) < 0.5e-3
 
 
 # Extraction: the last box, behind the thoughts, braced and closed.
