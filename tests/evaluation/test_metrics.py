@@ -136,33 +136,32 @@ def test_two_clusters_of_very_unequal_size_say_next_to_nothing(successes, sizes)
     assert low <= sum(successes) / sum(sizes) <= high and high - low > 0.9
 
 
-# Clusters, about how many episodes each, correlation within them, share → least coverage; 95 % are wanted.
+# Clusters, about how many episodes each, correlation within them, share; 95 % are wanted.
 SIMULATED = {
-    "ten": (10, 11, 0.3, 0.5, 0.92),
-    "ten, independent": (10, 11, 0.0, 0.9, 0.92),
-    "24": (24, 11, 0.3, 0.3, 0.92),
-    "24, much alike": (24, 11, 0.6, 0.5, 0.92),
-    "24, one each": (24, 1, 0.0, 0.7, 0.92),
-    "57": (57, 11, 0.1, 0.7, 0.92),
-    "57, hardly any": (57, 11, 0.6, 0.1, 0.92),
-    "200": (200, 11, 0.3, 0.9, 0.92),
-    # Few clusters hold a success at all: their spread alone gives 0.88 to 0.9.
-    "20, hardly any": (20, 11, 0.3, 0.1, 0.9),
-    "24, much alike, hardly any": (24, 11, 0.6, 0.1, 0.92),
-    "57, much alike, hardly any": (57, 11, 0.6, 0.05, 0.92),
+    "ten": (10, 11, 0.3, 0.5),
+    "ten, independent": (10, 11, 0.0, 0.9),
+    "24": (24, 11, 0.3, 0.3),
+    "24, much alike": (24, 11, 0.6, 0.5),
+    "24, one each": (24, 1, 0.0, 0.7),
+    "57": (57, 11, 0.1, 0.7),
+    "57, hardly any": (57, 11, 0.6, 0.1),
+    "200": (200, 11, 0.3, 0.9),
+    "20, hardly any": (20, 11, 0.3, 0.1),
+    "24, much alike, hardly any": (24, 11, 0.6, 0.1),
+    "57, much alike, hardly any": (57, 11, 0.6, 0.05),
 }
 
 
-@pytest.mark.parametrize(("clusters", "size", "alike", "share", "least"), SIMULATED.values(), ids=SIMULATED)
-def test_coverage(clusters, size, alike, share, least):
+@pytest.mark.parametrize(("clusters", "size", "alike", "share"), SIMULATED.values(), ids=SIMULATED)
+def test_coverage(clusters, size, alike, share):
     """Beta-binomial clusters of unequal sizes: the interval holds the true share in 92 to 97 % of the samples."""
-    generator, times = np.random.default_rng(4), min(400, 30_000 // clusters)
+    generator, times = np.random.default_rng(4), min(1000, 30_000 // clusters)
     sizes = generator.integers(1, 2 * size, (times, clusters)) if size > 1 else np.ones((times, clusters), int)
     spread = 1 / alike - 1 if alike else None
     rates = generator.beta(share * spread, (1 - share) * spread, sizes.shape) if spread else share
     successes = generator.binomial(sizes, rates)
     intervals = [cluster_interval(*sample) for sample in zip(successes.tolist(), sizes.tolist(), strict=True)]
-    assert least <= np.mean([low <= share <= high for low, high in intervals]) <= 0.97
+    assert 0.92 <= np.mean([low <= share <= high for low, high in intervals]) <= 0.97
 
 
 # pass@k: the estimator equals the mean over all subsets of k responses.

@@ -82,7 +82,7 @@ def wilson_interval(successes: float, n: int, z: float = Z_95) -> tuple[float, f
 
 
 _FEWEST, _MOST = 20, 2000  # clusters of a bootstrap; above, the t interval is as good and needs no resamples
-_SEEN = 4  # with fewer clusters that hold a success, or a failure, their spread says too little
+_SEEN = 5  # with fewer clusters that hold a success, or a failure, their spread says too little
 _RESAMPLES = 2000
 _FARTHEST = 36.0  # log-odds of a bound; the share is then 0 or 1 up to the last bits
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # two-sided 95 % quantiles of Student's t
@@ -93,11 +93,10 @@ def cluster_interval(successes: Sequence[float], sizes: Sequence[float]) -> tupl
 
     From 20 clusters on it is a cluster bootstrap: whole clusters are drawn with replacement, and the log-odds of the
     share, divided by their cluster-robust standard error, give the quantiles (the bootstrap-t of Davison and Hinkley,
-    1997, section 5.2; the scale keeps it in [0, 1]). Where fewer than four clusters hold a success, or a failure, it
+    1997, section 5.2; the scale keeps it in [0, 1]). Where fewer than five clusters hold a success, or a failure, it
     reaches as far as the Wilson interval over clusters. It holds the true share in 92 to 97 % of the simulated samples
-    (`tests/evaluation/test_metrics.py`). Where hardly any or almost all are solved it may be a little more, and with
-    20 to 60 clusters that are much alike within it may be 90 %. Percentiles of the resampled shares would be simpler,
-    but do so in 83 to 93 %.
+    (`tests/evaluation/test_metrics.py`), also where hardly any is solved. Percentiles of the resampled shares would be
+    simpler, but do so in 83 to 93 %.
 
     Below 20 clusters, and where too many resamples have no or only successes, it is Student's t interval of the same
     log-odds: one degree of freedom less than clusters, the variance by the jackknife over clusters (CV3 of MacKinnon,
