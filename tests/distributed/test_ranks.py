@@ -68,3 +68,12 @@ def test_a_process_that_was_alone_joins_others() -> None:
         own.leave()
     assert all(torch.equal(one, other) for one, other in zip(found[0][:3], found[1][:3], strict=True))
     assert [gradients[3] for gradients in found] == [None, None]
+
+
+def test_a_parameter_without_a_gradient_keeps_none() -> None:
+    """As in one process; with zeros weight decay would move it."""
+    with_one, without = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
+    with_one.grad = torch.tensor([1.0, 2.0, 3.0])
+    Group.alone("cpu").sum_gradients([with_one, without])
+    assert with_one.grad.tolist() == [1.0, 2.0, 3.0]
+    assert without.grad is None
