@@ -154,7 +154,11 @@ SIMULATED = {
 
 @pytest.mark.parametrize(("clusters", "size", "alike", "share"), SIMULATED.values(), ids=SIMULATED)
 def test_coverage(clusters, size, alike, share):
-    """Beta-binomial clusters of unequal sizes: the interval holds the true share in 92 to 97 % of the samples."""
+    """Beta-binomial clusters of unequal sizes: the interval holds the true share in 92 to 97 % of the samples.
+
+    The interval is the bootstrap-t of Davison and Hinkley (1997, section 5.2), below 20 clusters Student's t with the
+    jackknife over clusters (CV3 of MacKinnon, Nielsen and Webb, 2023).
+    """
     generator, times = np.random.default_rng(4), min(1000, 30_000 // clusters)
     sizes = generator.integers(1, 2 * size, (times, clusters)) if size > 1 else np.ones((times, clusters), int)
     spread = 1 / alike - 1 if alike else None
