@@ -74,7 +74,7 @@ def _answers(port: int) -> bool:
 
 
 async def talk(url: str) -> list[list[Any]]:
-    """What a server answers to `SENT`, frame by frame; None: it closes the connection."""
+    """The answers of a server to `SENT`, frame by frame; None: it closes the connection."""
     found = []
     async with aiohttp.ClientSession() as client:
         for texts in SENT:

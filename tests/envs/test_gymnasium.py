@@ -19,7 +19,8 @@ from geo_sokoban_pipeline.envs.adapters.base import build_teacher, make_row
 from geo_sokoban_pipeline.envs.adapters.gymnasium import GymnasiumEnv
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
-from geo_sokoban_pipeline.rollout.episode import STUCK, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import RolloutSettings
+from geo_sokoban_pipeline.rollout.functions import STUCK
 from geo_sokoban_pipeline.runs.fingerprint import loop_parameters
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain

@@ -26,7 +26,8 @@ from geo_sokoban_pipeline.envs.images import encode_png, png_data_uri
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
 from geo_sokoban_pipeline.preflight.own_code import try_own_code
-from geo_sokoban_pipeline.rollout.episode import STUCK, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import RolloutSettings
+from geo_sokoban_pipeline.rollout.functions import STUCK
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory

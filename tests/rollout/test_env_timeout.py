@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.progress import Clock
-from geo_sokoban_pipeline.rollout.episode import STUCK, EnvCalls, EnvTimeoutError, EpisodeRequest
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
+from geo_sokoban_pipeline.rollout.functions import STUCK, EnvCalls, EnvTimeoutError
 from geo_sokoban_pipeline.training.worker import Worker
 from rollout.scripted import (
     PROMPT,

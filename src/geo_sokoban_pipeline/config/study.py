@@ -195,7 +195,7 @@ class CheckPipelineOptions(StrictModel):
 
 
 class EstimatePipelineOptions(StrictModel):
-    """What a pipeline estimate_* takes for granted beside the options of train_*."""
+    """Assumptions of a pipeline estimate_* beside the options of train_*."""
 
     model: Literal["2B", "4B", "8B", "32B", "30B-A3B", "235B-A22B"] | None = Field(
         None, description="Published Qwen3-VL that is counted. None: the policy of the run."

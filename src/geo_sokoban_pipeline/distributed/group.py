@@ -51,7 +51,7 @@ def interface_of(address: str) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank holds of a tensor.
+    """The part of a tensor that a rank holds.
 
     Attributes:
         own: part of this rank.

@@ -99,7 +99,7 @@ _RESPONSE, _PATCH = 1.8e-3, 47e-6
 
 @dataclass(frozen=True)
 class Load:
-    """What passes the model in a forward pass.
+    """The tokens and images of a forward pass.
 
     Attributes:
         pieces: new tokens of each sequence, and tokens before them that have passed already.

@@ -18,10 +18,9 @@ import json
 import logging
 import math
 import queue
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, wraps
@@ -40,7 +39,15 @@ from geo_sokoban_pipeline.policies.patches import EncodedImage, decode_image
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result, RolloutEngine, join_results
-from geo_sokoban_pipeline.rollout.functions import FunctionRun, InlineRun, LoopRun, is_async, own_loop
+from geo_sokoban_pipeline.rollout.functions import (
+    EnvCalls,
+    EnvTimeoutError,
+    FunctionRun,
+    InlineRun,
+    LoopRun,
+    is_async,
+    own_loop,
+)
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.tasks import difficulty_text, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
@@ -49,10 +56,8 @@ logger = logging.getLogger(__name__)
 
 _ENV_METHODS = ("reset", "step", "format_observation", "close")
 _STEP_VALUES = 3  # observation, done, info
-STUCK = "stuck environment"  # name of the thread of a call that is too late
 Returned = TypeVar("Returned")
 Moved = Callable[["Episode"], None]
-# The loop of one episode
 Generate = Callable[["Episode", "EpisodeRequest"], Coroutine[Any, Any, None]]
 Status = Literal["pending", "completed", "truncated", "aborted", "failed"]
 ImageFilter = Callable[[Image.Image], Image.Image]
@@ -115,7 +120,7 @@ class RolloutSettings:
     image_filter: ImageFilter | None = None
 
 
-# What happens between the responses of an episode.
+# The loop of one episode.
 
 
 async def play(session: Episode, request: EpisodeRequest) -> None:
@@ -456,11 +461,11 @@ class Episode:
     def observe(self, message: dict[str, Any]) -> None:
         """Append an observation, and set the status if no further response is due; nothing once the episode is over.
 
-        Raises:
-            RuntimeError: there is no prompt yet.
-
         Args:
             message: `{"role": …, "content": [{"type": "image", "image": PIL image}, {"type": "text", "text": …}]}`.
+
+        Raises:
+            RuntimeError: there is no prompt yet.
         """
         if not self._turns:
             raise RuntimeError("observe is called before prompt")
@@ -776,81 +781,8 @@ async def _await(work: Awaitable[Any]) -> Any:
     return await work
 
 
-# Calls of environments within a time limit, and what environments and rewards give back, checked: both may be a user's
-# code. Every number that is stored is finite.
-
-
-class EnvTimeoutError(RuntimeError):
-    """An environment took longer than `rollout.env_timeout`."""
-
-
-class EnvCalls:
-    """Calls of one episode's environment. With a limit all of them run in one thread of its own.
-
-    A call that is too late is left alone, since nothing ends a thread: the environment is not called again, not even to
-    close it.
-
-    Attributes:
-        seconds: that a call may take; None: unlimited.
-        is_stuck: whether a call came too late.
-    """
-
-    def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] | None = None
-        self.is_stuck = False
-
-    def __call__(self, function: Callable[..., Returned], *arguments: Any) -> Returned:
-        """Call a function.
-
-        Raises:
-            EnvTimeoutError: it takes longer than the limit; or an earlier call did.
-        """
-        if self.seconds is None and self._calls is None:
-            return function(*arguments)
-        future = self.begin(function, *arguments)
-        if wait([future], self.seconds).done:
-            return future.result()
-        raise self.give_up(function)
-
-    def begin(self, function: Callable[..., Returned], *arguments: Any) -> Future[Returned]:
-        """Begin a call in the environment's thread, in which all further calls are made.
-
-        Raises:
-            EnvTimeoutError: an earlier call has not ended in time.
-        """
-        if self.is_stuck:
-            raise EnvTimeoutError("an earlier call of the environment has not ended")
-        if self._calls is None:
-            self._calls = queue.SimpleQueue()
-            self._thread = threading.Thread(target=_serve_calls, args=(self._calls,), name="environment", daemon=True)
-            self._thread.start()
-        future: Future[Returned] = Future()
-        self._calls.put((future, function, arguments))
-        return future
-
-    def give_up(self, function: Callable[..., Any]) -> EnvTimeoutError:
-        """Leave a call alone that is too late; returns the error."""
-        self.is_stuck = True
-        self._thread.name = STUCK
-        self.end()
-        name = getattr(function, "__name__", type(function).__name__)
-        return EnvTimeoutError(f"{name} of the environment took longer than rollout.env_timeout={self.seconds:g} s")
-
-    def end(self) -> None:
-        """End the thread, as soon as it is free."""
-        if self._calls is not None:
-            self._calls.put(None)
-            self._calls = None
-
-
-def _serve_calls(calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]) -> None:
-    while (call := calls.get()) is not None:
-        future, function, arguments = call
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:  # raised where the result is taken
-            future.set_exception(error)
+# Checks of the values that environments and rewards return: both may be a user's code. Every number that is stored is
+# finite.
 
 
 def check_environment(env: Any, name: str) -> None:

@@ -2,21 +2,24 @@
 
 The built-in function awaits its session only; it runs in the caller's thread. A user's may await anything: it runs on
 the event loop of this process. An episode is touched by one thread at a time: by that of the loop while its function is
-at work, by the caller's while it waits for a response.
+at work, by the caller's while it waits for a response. Calls of its environment come one after the other (`EnvCalls`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import queue
+import threading
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from types import coroutine
 from typing import Any, Protocol, TypeVar
 
 from geo_sokoban_pipeline.background import BackgroundLoop, shared_loop
 
+STUCK = "stuck environment"  # name of the thread of a call that is too late
 Value = TypeVar("Value")
 
 
@@ -30,19 +33,77 @@ def own_loop() -> BackgroundLoop:
     return shared_loop("own code")
 
 
-class Calls(Protocol):
-    """Calls of one environment, one after the other, within a limit each; see `EnvCalls`."""
+class EnvTimeoutError(RuntimeError):
+    """An environment took longer than `rollout.env_timeout`."""
 
-    seconds: float | None
+
+class EnvCalls:
+    """Calls of one episode's environment. With a limit all of them run in one thread of its own.
+
+    A call that is too late is left alone, since nothing ends a thread: the environment is not called again, not even to
+    close it.
+
+    Attributes:
+        seconds: that a call may take; None: unlimited.
+        is_stuck: whether a call came too late.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] | None = None
+        self.is_stuck = False
 
     def __call__(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """Call a function and wait for it."""
+        """Call a function.
+
+        Raises:
+            EnvTimeoutError: it takes longer than the limit; or an earlier call did.
+        """
+        if self.seconds is None and self._calls is None:
+            return function(*arguments)
+        future = self.begin(function, *arguments)
+        if wait([future], self.seconds).done:
+            return future.result()
+        raise self.give_up(function)
 
     def begin(self, function: Callable[..., Value], *arguments: Any) -> Future[Value]:
-        """Begin a call in the thread of the environment."""
+        """Begin a call in the environment's thread, in which all further calls are made.
 
-    def give_up(self, function: Callable[..., Any]) -> Exception:
+        Raises:
+            EnvTimeoutError: an earlier call has not ended in time.
+        """
+        if self.is_stuck:
+            raise EnvTimeoutError("an earlier call of the environment has not ended")
+        if self._calls is None:
+            self._calls = queue.SimpleQueue()
+            self._thread = threading.Thread(target=_serve_calls, args=(self._calls,), name="environment", daemon=True)
+            self._thread.start()
+        future: Future[Value] = Future()
+        self._calls.put((future, function, arguments))
+        return future
+
+    def give_up(self, function: Callable[..., Any]) -> EnvTimeoutError:
         """Leave a call alone that is too late; returns the error."""
+        self.is_stuck = True
+        self._thread.name = STUCK
+        self.end()
+        name = getattr(function, "__name__", type(function).__name__)
+        return EnvTimeoutError(f"{name} of the environment took longer than rollout.env_timeout={self.seconds:g} s")
+
+    def end(self) -> None:
+        """End the thread, as soon as it is free."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+
+def _serve_calls(calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]) -> None:
+    while (call := calls.get()) is not None:
+        future, function, arguments = call
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # raised where the result is taken
+            future.set_exception(error)
 
 
 class FunctionRun(Protocol):
@@ -54,7 +115,7 @@ class FunctionRun(Protocol):
     async def pause(self) -> None:
         """Wait until the caller has taken a response; called by the session."""
 
-    async def call(self, calls: Calls, function: Callable[..., Value], *arguments: Any) -> Value:
+    async def call(self, calls: EnvCalls, function: Callable[..., Value], *arguments: Any) -> Value:
         """Call a method of the environment; called by the session."""
 
     def cancel(self) -> None:
@@ -82,7 +143,7 @@ class InlineRun:
         """See `FunctionRun`."""
         await _suspend()
 
-    async def call(self, calls: Calls, function: Callable[..., Value], *arguments: Any) -> Value:
+    async def call(self, calls: EnvCalls, function: Callable[..., Value], *arguments: Any) -> Value:
         """See `FunctionRun`."""
         return calls(function, *arguments)
 
@@ -161,7 +222,7 @@ class LoopRun:
                     raise
         self._limit_from_now()
 
-    async def call(self, calls: Calls, function: Callable[..., Value], *arguments: Any) -> Value:
+    async def call(self, calls: EnvCalls, function: Callable[..., Value], *arguments: Any) -> Value:
         """See `FunctionRun`: in a thread of the environment, within a limit of its own."""
         self._clock.reschedule(None)
         try:

@@ -46,7 +46,8 @@ from geo_sokoban_pipeline.policies.policy import (
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import STUCK, EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.rollout.functions import STUCK
 from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample

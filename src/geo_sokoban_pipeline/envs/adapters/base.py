@@ -201,7 +201,7 @@ class EnvAdapter(ABC):
 
 
 def said_in(text: str) -> str:
-    """What a response says: its first answer block, or without a block all of it but its thoughts."""
+    """The answer in a response: its first answer block, or without a block all of it but its thoughts."""
     return next(iter(answer_blocks(text)), visible_text(text))
 
 

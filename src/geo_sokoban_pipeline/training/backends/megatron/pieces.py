@@ -209,7 +209,7 @@ class WeightTable:
                 piece.write(own_part(self.parameters[weight.parameter]), piece.place.of(whole[name].detach()))
 
     def part(self, name: str, owner: int) -> Part:
-        """What this rank holds of a whole weight that a rank gets."""
+        """The part that this rank holds of a whole weight that a rank gets."""
         weight = self.weights[name]
         ranks = self.holders(weight, owner)
         return Part(
