@@ -174,6 +174,20 @@ def gap_of_trainer_and_engine(setup: Setup, _: Path) -> None:
         assert torch.equal(before, weights(backend.policy)) == stops
 
 
+def test_the_update_of_a_stored_iteration_takes_its_own_denominator(setup: Setup) -> None:
+    """Log-probs that a run with `recompute` stored are not those of the rollout."""
+    grpo, found = settings(setup.options, {"grpo.old_log_probs": "rollout"}).grpo, []
+    for stored in (None, -1.0):
+        episodes = copy.deepcopy(setup.episodes)
+        apply_scores(episodes, score_groups(episodes, grpo, SOKOBAN, setup.options.reward.args))
+        for episode in episodes:
+            episode.old_log_probs = stored if stored is None else np.full(len(episode.token_ids), stored, np.float32)
+        backend = TorchBackend(copied(setup.trained), setup.options.optimizer)
+        update_policy(episodes, backend.policy, backend, grpo, setup.options.optimizer, 0, 0)
+        found.append(weights(backend.policy))
+    assert torch.equal(*found) and not torch.equal(found[0], weights(setup.trained))
+
+
 class Products(TorchDispatchMode):
     """Notes the rows of every matrix product of a width."""
 

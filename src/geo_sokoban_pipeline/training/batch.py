@@ -75,17 +75,14 @@ def build_sample(trajectory: Trajectory, policy: Policy, version: int | None = N
     codec = policy.codec
     positions, _ = extend_positions(kept, grids, codec.image_pad_id, codec.merge_size)
     rollout = trajectory.rollout_log_probs[targets]
-    old = trajectory.old_log_probs
-    ref = trajectory.ref_log_probs
     return TrainSample(
         input_ids=kept.astype(np.int64),
         positions=positions,
         targets=targets,
         labels=trajectory.token_ids[targets].astype(np.int64),
         images=images,
-        old_log_probs=rollout if old is None else old[targets],
+        old_log_probs=rollout,  # stored ones are of other settings; `update_policy` recomputes them where asked
         rollout_log_probs=rollout,
-        ref_log_probs=None if ref is None else ref[targets],
         advantages=token_advantages(trajectory)[targets],
         turns=token_turns(trajectory)[targets],
     )
