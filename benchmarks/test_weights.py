@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import torch
+import torch.distributed as dist
 from benchmarks.records import keep
 
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
@@ -106,5 +107,16 @@ def one_by_one(source: WeightSource, workers: WorkerGroup) -> WeightSource:
     return replace(source, collect=collect)
 
 
-def send_each(specs: Mapping[str, TensorSpec], worker: Worker) -> list[torch.Tensor | None]:
-    return [worker.backend.collect_one(name, 0, getattr(torch, spec.dtype)) for name, spec in specs.items()]
+def send_each(specs: Mapping[str, TensorSpec], worker: Worker) -> list[torch.Tensor]:
+    """Whole weights on rank 0, nothing on the other."""
+    found = []
+    for name, spec in specs.items():
+        part = worker.backend._part(name, 0, {})
+        own = part.own.to(getattr(torch, spec.dtype))
+        if worker.group is None or worker.group.rank:
+            dist.send(own, 0)
+            continue
+        found.append(own.new_empty(part.shape))
+        part.of(found[-1], 0).copy_(own)
+        dist.recv(part.of(found[-1], 1), 1)
+    return found

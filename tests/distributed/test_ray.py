@@ -41,8 +41,10 @@ def start(options: RayOptions = APART) -> list[RayProcess]:
 
 
 def test_two_nodes_sum_as_one_process_does_folders_travel_and_a_failure_is_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ray_cluster: RayCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    hidden = ray_cluster.hidden / "two_nodes"
+    hidden.mkdir()
     ranks = start()
     try:
         ranks[0].call("sleep", 2.1).result()  # long enough to be logged
@@ -59,30 +61,30 @@ def test_two_nodes_sum_as_one_process_does_folders_travel_and_a_failure_is_named
         # A folder with a file of several chunks and an empty one; the manifest stays here.
         given = {"a/long.bin": CHUNK_BYTES + 5, "empty.json": 0}
         for name, size in {**given, "manifest.json": 7}.items():
-            (tmp_path / "given" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "given" / name).write_bytes(os.urandom(size))
-        places = [rank.place(tmp_path / "given") for rank in ranks]
-        assert places == [rank.place(tmp_path / "given") for rank in ranks], "sent once"
+            (hidden / "given" / name).parent.mkdir(parents=True, exist_ok=True)
+            (hidden / "given" / name).write_bytes(os.urandom(size))
+        places = [rank.place(hidden / "given") for rank in ranks]
+        assert places == [rank.place(hidden / "given") for rank in ranks], "sent once"
         looks = run(ranks, "look", [(place,) for place in places])
         for rank in ranks:
-            rank.clear(tmp_path / "given")
+            rank.clear(hidden / "given")
         assert [content for _, _, content in looks] == [given, given]
         folders = [folder for folder, _, _ in looks]
         assert len(set(folders)) == 2
         assert [listed for _, listed, _ in looks] == [["1"], ["1"]], "the copy alone"
         assert all(os.listdir(folder) == [] for folder in folders), "it is gone afterwards"
 
-        (tmp_path / "made").mkdir()
-        boxes = [rank.outbox(tmp_path / "made") for rank in ranks]
+        (hidden / "made").mkdir()
+        boxes = [rank.outbox(hidden / "made") for rank in ranks]
         parts = run(ranks, "write_rank", [(box, CHUNK_BYTES + 1) for box in boxes])
         for rank, box, known in zip(ranks, boxes, parts, strict=True):
-            rank.take(box, tmp_path / "made", known)
+            rank.take(box, hidden / "made", known)
         assert [sorted(known) for known in parts] == [["0.bin"], ["1.bin"]]
-        assert (tmp_path / "made" / "1.bin").read_bytes() == b"\1" * (CHUNK_BYTES + 1)
-        box = ranks[0].outbox(tmp_path / "made")
+        assert (hidden / "made" / "1.bin").read_bytes() == b"\1" * (CHUNK_BYTES + 1)
+        box = ranks[0].outbox(hidden / "made")
         wrong = ranks[0].call("write_rank", box, 3, True).result()
         with pytest.raises(WorkerError, match="0.bin did not arrive as process 1 of 2 .* has written it"):
-            ranks[0].take(box, tmp_path / "made", wrong)
+            ranks[0].take(box, hidden / "made", wrong)
 
         shown, deadline = "", time.monotonic() + 60
         lines = ("INFO awake again", "INFO sleep: 2.1 s")  # of any module of the package
@@ -94,6 +96,28 @@ def test_two_nodes_sum_as_one_process_does_folders_travel_and_a_failure_is_named
 
         said = r"(?s)process 2 of 2 \(pid \d+ on [\d.]+\) failed:.*Traceback.*ValueError: out of luck"
         assert not isinstance(failure_of(ranks, "raise", said), WorkerDied)
+    finally:
+        close(ranks, patient=False)
+
+
+def test_what_a_node_has_under_the_same_path_does_not_travel(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    """Unless it is another folder there."""
+    hidden = ray_cluster.hidden / "not_shared"
+    hidden.mkdir()
+    ranks = start()
+    try:
+        for folder, is_shared in ((hidden, False), (tmp_path, True)):
+            (folder / "file.json").write_text("{}", encoding="utf-8")
+            places, boxes = ([getattr(rank, name)(folder) for rank in ranks] for name in ("place", "outbox"))
+            assert {place == folder for place in (*places, *boxes)} == {is_shared}
+            assert {rank.shares(folder) for rank in ranks} == {is_shared}
+            for rank in ranks:
+                rank.clear(folder)
+            assert "file.json" in os.listdir(folder)
+        parts = run(ranks, "write_rank", [(box, 3) for box in boxes])
+        for rank, box, known in zip(ranks, boxes, parts, strict=True):
+            rank.take(box, tmp_path, known)
+        assert sorted(os.listdir(tmp_path)) == ["0.bin", "1.bin", "file.json"], "and nothing is left of the question"
     finally:
         close(ranks, patient=False)
 

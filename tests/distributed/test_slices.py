@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors, split_rows, write_places
-from geo_sokoban_pipeline.policies.weights import TensorSpec, write_checkpoint
-from geo_sokoban_pipeline.runs.storage import Files, file_digest
+from geo_sokoban_pipeline.distributed.group import Group, Part
+from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors, split_rows, write_parts, write_places
+from geo_sokoban_pipeline.policies.weights import TensorSpec
+from geo_sokoban_pipeline.runs.storage import Files, describe_files, file_digest
 
 TENSORS = {
     "matrix": torch.arange(42.0).view(7, 6),
@@ -56,22 +59,23 @@ def test_any_part_is_read_from_the_slices_of_any_layout(tmp_path: Path, size: in
                     assert torch.equal(found, part.of(tensor)) and found.dtype == tensor.dtype, (name, part)
 
 
+@pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("largest", [1, 100, 10_000])
-def test_files_of_weights_do_not_depend_on_the_number_of_ranks(tmp_path: Path, largest: int) -> None:
-    """Each is written by one rank, which is given whole tensors."""
+def test_ranks_write_the_files_of_one_process(tmp_path: Path, largest: int, by_columns: bool) -> None:
+    """Each its rows, or its columns of a matrix, into files that another one may have made."""
     specs = {name: TensorSpec.of(tensor) for name, tensor in TENSORS.items()}
     found = []
     for size in (1, 2, 3, 5):
         folder = tmp_path / str(size)
         folder.mkdir()
-        written: list[Files] = []
-        for rank in range(size):
-
-            def collect(name: str, owner: int, rank: int = rank) -> torch.Tensor | None:
-                return TENSORS[name] if owner == rank else None
-
-            written.append(write_checkpoint(folder, specs, collect, rank, size, largest))
-        assert len({name for part in written for name in part}) == sum(map(len, written))
+        meeting = threading.Barrier(size, timeout=60)
+        groups = [ThreadGroup(rank, size, meeting) for rank in range(size)]
+        with ThreadPoolExecutor(size) as threads:
+            reads = [partial(part_of, rank=rank, size=size, by_columns=by_columns) for rank in range(size)]
+            parts = list(threads.map(partial(write_parts, folder, specs, largest=largest), reads, groups))
+        known = {name: record for part in parts for name, record in part.items()}
+        assert len(known) == sum(map(len, parts)), "each file has one digest"
+        assert known == {name: record for name, record in describe_files(folder).items() if name in known}
         found.append({path.name: path.read_bytes() for path in folder.iterdir()})
         stored = StoredTensors(folder, "model")
         for name, tensor in TENSORS.items():
@@ -79,3 +83,25 @@ def test_files_of_weights_do_not_depend_on_the_number_of_ranks(tmp_path: Path, l
             assert torch.equal(stored.read(name, Slice(range(len(tensor)))), tensor)
     assert all(files == found[0] for files in found)
     assert len([name for name in found[0] if name.endswith(".safetensors")]) == {1: 4, 100: 2, 10_000: 1}[largest]
+
+
+class ThreadGroup(Group):
+    """A group whose ranks are threads."""
+
+    def __init__(self, rank: int, size: int, meeting: threading.Barrier) -> None:
+        super().__init__(rank, size, None, "cpu")
+        self._meeting = meeting
+
+    def wait(self) -> None:
+        self._meeting.wait()
+
+
+def part_of(name: str, owner: int, *, rank: int, size: int, by_columns: bool) -> Part:
+    """A rank's part of one of the tensors."""
+
+    def of(whole: torch.Tensor, rank: int) -> torch.Tensor:
+        if name == "matrix" and by_columns:
+            return Slice(range(7), split_rows(6, size)[rank]).of(whole)
+        return Slice(split_rows(len(whole), size)[rank]).of(whole)
+
+    return Part(of(TENSORS[name], rank), TENSORS[name].shape, range(size), of)

@@ -25,6 +25,7 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "two replicas": {"processes": 2},
     "four replicas": {"processes": 4},
     "two shards": {"processes": 2, "sharding": "full"},
+    "three shards": {"processes": 3, "sharding": "full"},
     "four shards": {"processes": 4, "sharding": "full"},
     "two copies of one shard": {"processes": 2, "sharding": "hybrid", "replicas": 2},
     "two copies of two shards": {"processes": 4, "sharding": "hybrid", "replicas": 2},

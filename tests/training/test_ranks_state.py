@@ -204,7 +204,8 @@ def test_a_checkpoint_is_a_hugging_face_folder_with_slices_of_moments(
 
 WRITERS = [
     ("two shards", "mixture"),
-    ("four shards", "in memory"),
+    ("three shards", "in memory"),
+    ("four shards", "adapted"),
     ("two copies of one shard", "in memory"),
     ("two copies of two shards", "mixture"),
     ("tensor 1", "in memory"),
@@ -223,9 +224,11 @@ def export(worker: Worker, folder: Path, largest: int) -> Files:
 def test_ranks_write_the_files_that_one_process_writes(
     four_ranks: FourRanks, splittable: Policy, setup: Setup, tmp_path: Path, layout: str, kind: str
 ) -> None:
-    """Of a policy in memory, or one that each rank reads its part of; several files, so that each rank writes some."""
+    """Of a policy in memory, or one that each rank reads its part of; the sums of an adapter's too."""
     largest = 20_000
     policy = build_mixture(setup.policy) if kind == "mixture" else copied(splittable)
+    if kind == "adapted":
+        policy = adapted(setup.policy, setup.folder.path, is_fresh=False)
     save_policy(policy, tmp_path / "one", largest=largest)
     together = tmp_path / "together"
     together.mkdir()

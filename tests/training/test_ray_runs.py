@@ -43,6 +43,28 @@ import words
 def reward(result, args):
     return {"reward": words.HALF * len(result.responses) + result.metrics["success"]}
 """
+# The own rollout of every rank; the second one ends between its parts of the first checkpoint, once.
+DYING = """
+import os, signal, sys
+from pathlib import Path
+import torch.distributed as dist
+from geo_sokoban_pipeline.events import EVENT, Event
+from geo_sokoban_pipeline.rollout.rollout import rollout
+
+arrivals = []
+
+
+def hear(name, given):
+    is_part = name == EVENT and given == (Event.TENSOR, "model.safetensors")
+    if is_part and dist.is_initialized() and dist.get_rank() == 1:
+        arrivals.append(given)
+        if len(arrivals) == 7 and not Path("{mark}").exists():
+            Path("{mark}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+sys.addaudithook(hear)
+"""
 GEOMETRY = "train_geo3k_multi_turn"
 
 
@@ -139,6 +161,32 @@ def test_a_run_whose_ranks_are_killed_ends_as_the_undisturbed_one(
     assert_same_run(undisturbed, read_run(data))
     rows = sorted((data / "07_model_output" / RUN / "default" / "metrics").glob("*.json"))
     assert [read_json(path).get("perf/restarts") for path in rows] == [None, 2]
+    assert ray_cluster.ranks_left() == []
+
+
+def test_ranks_that_share_the_data_root_write_and_read_it_themselves(
+    ray_cluster: RayCluster, undisturbed: dict[str, Any], stored: Path, tmp_path: Path
+) -> None:
+    """One is killed between its parts of a checkpoint; the files are those of the run, and none travels."""
+    data, own, mark = tmp_path / "shared", tmp_path / "dying.py", tmp_path / "mark"
+    own.write_text(DYING.format(mark=mark), encoding="utf-8")
+    environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
+    given = params(SHARDED, APART, {"rollout.function": f"{own}:rollout"})
+    travels = kill_at(f"{Event.FILE_SENT}:*|{Event.FILE_FETCHED}:*")
+    output = finish(kedro_command(*given, data_root=data, **environment, **travels))
+    assert mark.exists() and "All ranks are built anew (1 of 3)" in output, output[-3000:]
+    assert_same_run(undisturbed, read_run(data))
+    files = [
+        {
+            path.name: path.read_bytes()
+            for path in (root / "06_models" / RUN / "default/checkpoints/iter=00001").iterdir()
+        }
+        for root in (stored, data)
+    ]
+    for found in files:
+        del found["manifest.json"]  # has the layout
+    assert files[0] == files[1]
+    assert not list((data / "06_models").rglob(".*.tmp"))
     assert ray_cluster.ranks_left() == []
 
 

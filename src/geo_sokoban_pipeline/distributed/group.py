@@ -157,6 +157,10 @@ class Group:
         """The largest of each integer over the ranks."""
         return self._reduced(counts, dist.ReduceOp.MAX)
 
+    def wait(self) -> None:
+        """Return when all ranks have come here."""
+        self.sum_counts([0])
+
     @torch.no_grad()
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Sum the gradients of parameters over the ranks, in float32, by one collective.
@@ -207,36 +211,6 @@ class Group:
             dist.broadcast(whole, 0)
             if whole is not tensor:
                 tensor.copy_(whole)
-
-    @torch.no_grad()
-    def collect(self, part: Part, dtype: torch.dtype | None, owner: int) -> Tensor | None:
-        """A whole tensor on one of the ranks that hold its parts; None on all others, which call this too.
-
-        It is in the memory of the CPU.
-
-        Args:
-            dtype: in which it is sent; None: its own.
-            owner: the rank that gets it.
-        """
-        if self.rank not in part.ranks:
-            return None
-        own = part.own.to("cpu", dtype).contiguous()
-        if self.rank != owner:
-            if own.numel():
-                dist.send(own, owner)
-            return None
-        if len(part.ranks) == 1:
-            return own
-        whole = own.new_empty(part.shape)
-        for rank in part.ranks:
-            place = part.of(whole, rank)
-            if rank == owner:
-                place.copy_(own)
-            elif place.numel():
-                received = place.contiguous()  # the place itself, unless it is a range of columns
-                dist.recv(received, rank)
-                place.copy_(received)
-        return whole
 
     @torch.no_grad()
     def collect_bucket(self, parts: Sequence[tuple[Part, Tensor]]) -> None:

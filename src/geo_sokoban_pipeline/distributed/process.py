@@ -104,6 +104,9 @@ class WorkerHandle(Protocol):
             each: called with every item, in a thread of this handle, before the future is done.
         """
 
+    def shares(self, folder: Path) -> bool:
+        """Whether the process can write into a folder of the driver, under the same path."""
+
     def place(self, folder: Path, pattern: str = "*") -> Path:
         """Where the process finds a folder of the driver, whose files do not change, until `clear`.
 
@@ -359,6 +362,9 @@ def serve(pipe: Connection, given: Surroundings, build: bytes) -> None:
 
 class _OnThisMachine:
     """The folders of a handle whose process finds and writes those of the driver."""
+
+    def shares(self, folder: Path) -> bool:
+        return True
 
     def place(self, folder: Path, pattern: str = "*") -> Path:
         return folder

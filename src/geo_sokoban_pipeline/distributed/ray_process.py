@@ -1,7 +1,7 @@
 """A process in a Ray cluster behind a handle, see `process.py`: an actor that Ray places, and that answers calls.
 
-It sees none of the driver's files: folders travel as arrays, and lie in a folder of the actor's own while it uses them.
-An actor is placed before it imports torch.
+It reads and writes folders of the driver itself where its node has them too, under the same paths. Others travel as
+arrays, and lie in a folder of the actor's own while it uses them. An actor is placed before it imports torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import sys
 import threading
 import time
+import uuid
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,8 @@ PATIENCE = 30.0  # seconds in which Ray notices that a process or a node has end
 _LANES = {"main": 1, "side": 1, "streams": 1, "files": 4, "life": 1}
 _HEARING = 1.0  # seconds in which the driver sees that a stream has not begun
 _SLOW = 2.0  # seconds of a call from which its end is logged
+
+FileStamp = tuple[str, int, int]  # relative name, bytes, time of the last change in ns
 
 
 @dataclass(frozen=True)
@@ -166,10 +169,14 @@ class Actor:
         """Remove a folder; no error if it is absent."""
         shutil.rmtree(folder, ignore_errors=True)
 
-    def files(self, folder: str) -> list[tuple[str, int]]:
-        """Names and sizes of the files in a folder and below, sorted."""
-        root = Path(folder)
-        return [(str(path.relative_to(root)), path.stat().st_size) for path in files_of(root)]
+    def files(self, folder: str, pattern: str = "*") -> list[FileStamp]:
+        """What marks the files in a folder and below."""
+        return stamps_of(Path(folder), pattern)
+
+    def touch(self, path: str) -> None:
+        """Make an empty file, where there is its folder and this process may write there."""
+        with suppress(OSError):
+            Path(path).touch()
 
     def load(self, path: str, first: int) -> np.ndarray:
         """Bytes of a file from a place on, at most `CHUNK_BYTES`."""
@@ -261,12 +268,24 @@ class RayProcess:
         threading.Thread(target=hear, name=self.title, daemon=True).start()
         return future
 
+    def shares(self, folder: Path) -> bool:
+        """See `WorkerHandle`; it is asked for a file that this process looks for."""
+        token = folder / f".{uuid.uuid4().hex}.tmp"
+        self._call("files", "touch", str(token)).result()
+        found = token.exists()
+        token.unlink(missing_ok=True)
+        return found
+
     def place(self, folder: Path, pattern: str = "*") -> Path:
         """See `WorkerHandle`; processes of a node that ask at the same time share a copy.
+
+        It is the folder itself where the process finds the same files there, last changed at the same times.
 
         Raises:
             WorkerDied: the process has ended.
         """
+        if self._call("files", "files", str(folder), pattern).result() == stamps_of(folder, pattern):
+            return folder
         key = self.where.node, folder
         with self._copies.lock:
             if key not in self._copies.found:
@@ -291,12 +310,16 @@ class RayProcess:
         copy.keeper._call("files", "remove", copy.folder).result()
 
     def outbox(self, folder: Path) -> Path:
+        if self.shares(folder):
+            return folder
         made = self._new_folder()
         self._call("files", "make", made).result()
         return Path(made)
 
     def take(self, written: Path, folder: Path, known: Files) -> None:
-        for name, size in self._call("files", "files", str(written)).result():
+        if written == folder:
+            return
+        for name, size, _ in self._call("files", "files", str(written)).result():
             path, digest, first = folder / name, hashlib.blake2b(digest_size=16), 0
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
@@ -473,6 +496,12 @@ def _placed(number: int, bundles: Bundles | None, options: RayOptions, node: str
         max_restarts=0,
         max_task_retries=0,
     )
+
+
+def stamps_of(folder: Path, pattern: str = "*") -> list[FileStamp]:
+    """What marks the files in a folder and below that travel, sorted."""
+    found = ((path.relative_to(folder), path.stat()) for path in files_of(folder, pattern))
+    return [(str(name), status.st_size, status.st_mtime_ns) for name, status in found]
 
 
 def files_of(folder: Path, pattern: str = "*") -> list[Path]:

@@ -1,12 +1,14 @@
 """State of ranks on disk: every rank reads and writes its part, and any layout reads what any other has written.
 
 A slice is the part of a tensor that one rank holds: a range of its rows, or of the columns of these rows. Files of
-weights hold whole tensors in the published layout (`policies/weights.py`). Other tensors, such as moments, are written
-as slices, one file a rank, and an index lists where each lies.
+weights hold whole tensors in the published layout (`policies/weights.py`): ranks that share a folder write their parts
+into the same files, which are those that one process writes. Other tensors, such as moments, are written as slices, one
+file a rank, and an index lists where each lies. Nothing is sent.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +18,24 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from geo_sokoban_pipeline.distributed.group import Group
+from geo_sokoban_pipeline.distributed.group import Group, Part
+from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.policies.weights import (
+    SHARD_BYTES,
+    WEIGHT_METADATA,
+    FileLayout,
     TensorSpec,
+    bytes_of,
     is_adapter,
+    plan_files,
     published_spec,
     transpose_experts,
+    write_checkpoint,
+    write_index,
     write_tensors,
 )
 from geo_sokoban_pipeline.progress import note_progress
-from geo_sokoban_pipeline.runs.storage import Files, find_json, write_json
+from geo_sokoban_pipeline.runs.storage import Files, file_digest, find_json, write_json
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,74 @@ def copy_weights(parameters: Mapping[str, Tensor], whole: Mapping[str, Tensor]) 
     for name, parameter in parameters.items():
         rows = own_rows(parameter)
         own_part(parameter).copy_(whole[name].detach()[rows.start : rows.stop])
+
+
+@torch.no_grad()
+def write_parts(
+    folder: Path,
+    specs: Mapping[str, TensorSpec],
+    read: Callable[[str, int], Part],
+    group: Group,
+    largest: int = SHARD_BYTES,
+) -> Files:
+    """`write_checkpoint` of weights of which every rank holds a part; all ranks call this, with the same folder.
+
+    Each file is made by one rank, in its full length, and read by it once more for its digest when all have written.
+
+    Args:
+        specs: of the published weights, in the order of the model.
+        read: the part of a weight that this rank holds; of several copies, those with a part on the given rank write.
+
+    Returns:
+        Sizes and digests of the files that this rank has made.
+    """
+    rank, size = group.rank, group.size
+    if size == 1:  # parts are whole, and digests are taken while they are written
+        return write_checkpoint(
+            folder, specs, lambda name: read(name, 0).own.to(getattr(torch, specs[name].dtype)), largest
+        )
+    files = plan_files(specs, largest)
+    layouts = {
+        file: FileLayout.of({name: specs[name] for name in names}, WEIGHT_METADATA) for file, names in files.items()
+    }
+    if rank == 0:
+        write_index(folder, files, specs)
+    made = list(layouts)[rank::size]
+    for file in made:
+        with (folder / file).open("wb") as whole:
+            whole.write(layouts[file].header)
+            whole.truncate(layouts[file].size)
+    group.wait()
+    owners = {name: number % size for number, name in enumerate(specs)}
+    first = rank * len(layouts) // size  # file systems let one rank write into a file at a time
+    for file in [*layouts][first:] + [*layouts][:first]:
+        # Not for reading too: network file systems then fill up pages of which other ranks write the rest.
+        handle = os.open(folder / file, os.O_WRONLY)
+        try:
+            for name, start in layouts[file].starts.items():
+                note_progress()
+                part = read(name, owners[name])
+                if rank in part.ranks:
+                    _write_at(handle, start, part, rank, specs[name])
+                emit(Event.TENSOR, file)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    group.wait()
+    return {file: {"bytes": layouts[file].size, "blake2b": file_digest(folder / file)} for file in made}
+
+
+def _write_at(handle: int, first: int, part: Part, rank: int, spec: TensorSpec) -> None:
+    """Write a rank's part of a tensor that begins at a byte of a file."""
+    kind = getattr(torch, spec.dtype)
+    place = part.of(torch.empty(spec.shape, dtype=kind, device="meta"), rank)
+    own = part.own.to("cpu", kind)
+    pairs = [(place, own)] if place.is_contiguous() else zip(place, own, strict=True)
+    for there, values in pairs:
+        data, start = bytes_of(values), first + there.storage_offset() * there.element_size()
+        while data:  # the system writes 2 GB at a time
+            written = os.pwrite(handle, data, start)
+            data, start = data[written:], start + written
 
 
 def write_slices(folder: Path, stem: str, tensors: Mapping[str, Tensor], group: Group) -> Files:

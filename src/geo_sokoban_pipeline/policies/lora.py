@@ -293,7 +293,7 @@ def share_policy(folder: Path, entries: Mapping[str, Any]) -> FolderWriter:
         (target / MERGED_APART).mkdir()
         for name in apart:
             (target / name).rename(target / MERGED_APART / name)
-        files = write_checkpoint(target, source.specs, lambda name, _: source.read_one(name))
+        files = write_checkpoint(target, source.specs, source.read_one)
         return Filled(dict(entries), files)
 
     return write

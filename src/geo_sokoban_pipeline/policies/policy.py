@@ -159,11 +159,7 @@ def save_policy(policy: Policy, folder: Path, largest: int = SHARD_BYTES) -> Fil
     """
     save_encoding(policy, folder)
     source = WeightSource.of_model(policy.model)
-
-    def collect(name: str, owner: int) -> Any:
-        return source.read_one(name)
-
-    return write_checkpoint(folder, source.specs, collect, largest=largest)
+    return write_checkpoint(folder, source.specs, source.read_one, largest)
 
 
 def save_encoding(policy: Policy, folder: Path) -> None:

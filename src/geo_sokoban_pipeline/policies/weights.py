@@ -1,8 +1,9 @@
 """The weights of a policy: where they are read from, the buckets in which they travel, and the files that hold them.
 
 They have Hugging Face's names and the layout of published checkpoints, whatever layout trains them. Engines, rollout
-workers and exports read a `WeightSource`. All safetensors files are written here. A file equals what the safetensors
-library writes, byte for byte (tested), but a writer never needs more than one of its tensors in memory.
+workers and exports read a `WeightSource`. What a safetensors file holds where is decided here. A file equals what the
+safetensors library writes, byte for byte (tested), but a writer never needs more than one of its tensors in memory, and
+ranks that hold parts of them write no more than these (`distributed/slices.py`).
 
 Checkpoints of Qwen3-VL-MoE hold the experts of a layer as one tensor, input dimension before output dimension:
 `mlp.experts.gate_up_proj` (experts, hidden, 2 · inner) and `mlp.experts.down_proj` (experts, inner, hidden). In memory
@@ -16,9 +17,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -275,10 +275,46 @@ def cut(flat: Tensor, specs: Mapping[str, TensorSpec]) -> Iterator[tuple[str, Te
         first = end
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The values of a tensor; those in the memory of the CPU are not copied."""
+    import torch
+
+    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+
+
 def order_tensors(specs: Mapping[str, TensorSpec]) -> list[str]:
     """Names of tensors in the order in which a file holds them."""
     kinds = list(_TYPES)
     return sorted(specs, key=lambda name: (kinds.index(specs[name].dtype), name))
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """What a safetensors file holds where.
+
+    Attributes:
+        header: its first bytes.
+        starts: first byte of each tensor, in the order in which the file holds them.
+        size: of the file in bytes.
+    """
+
+    header: bytes
+    starts: Mapping[str, int]
+    size: int
+
+    @classmethod
+    def of(cls, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> FileLayout:
+        """Of a file with these tensors."""
+        entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        firsts, end = dict[str, int](), 0
+        for name in order_tensors(specs):
+            firsts[name], end = end, end + specs[name].bytes
+            kind, shape = _TYPES[specs[name].dtype][0], list(specs[name].shape)
+            entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [firsts[name], end]}
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        header = len(text).to_bytes(8, "little") + text
+        return cls(header, {name: len(header) + first for name, first in firsts.items()}, len(header) + end)
 
 
 class TensorFile:
@@ -294,20 +330,13 @@ class TensorFile:
     """
 
     def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> None:
-        self.names = order_tensors(specs)
+        layout = FileLayout.of(specs, metadata)
+        self.names = list(layout.starts)
         self.record: dict[str, Any] = {}
         self._specs, self._waiting = specs, list(reversed(self.names))
         self._digest = hashlib.blake2b(digest_size=16)
-        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-        end = 0
-        for name in self.names:
-            first, end = end, end + specs[name].bytes
-            kind, shape = _TYPES[specs[name].dtype][0], list(specs[name].shape)
-            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [first, end]}
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
         self._file = path.open("wb")
-        self._put(len(text).to_bytes(8, "little") + text)
+        self._put(layout.header)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor.
@@ -315,15 +344,13 @@ class TensorFile:
         Raises:
             ValueError: it is another one than the next of `names`, or has another type or shape than announced.
         """
-        import torch
-
         found, expected = TensorSpec.of(tensor), self._waiting[-1] if self._waiting else None
         if name != expected or found != self._specs[name]:
             wanted = "nothing more" if expected is None else f"{expected}, {self._specs[expected]}"
             raise ValueError(f"{self._file.name} takes {wanted}, not {name}, {found}.")
         note_progress()
         self._waiting.pop()
-        self._put(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        self._put(bytes_of(tensor))
         emit(Event.TENSOR, Path(self._file.name).name)
 
     def __enter__(self) -> TensorFile:
@@ -359,59 +386,26 @@ def write_tensors(
 
 
 def write_checkpoint(
-    folder: Path,
-    specs: Mapping[str, TensorSpec],
-    collect: Callable[[str, int], Tensor | None],
-    rank: int = 0,
-    ranks: int = 1,
-    largest: int = SHARD_BYTES,
+    folder: Path, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor], largest: int = SHARD_BYTES
 ) -> Files:
-    """Write weights as a Hugging Face checkpoint; every rank calls this, and writes each `ranks`-th file.
-
-    The files do not depend on the number of ranks.
+    """Write weights as a Hugging Face checkpoint, each of which is read by its name when its turn comes.
 
     Args:
         specs: of the published weights, in the order of the model.
-        collect: a whole weight, by its name, on the given rank; None on the others, which all call this too.
-        rank, ranks: number of this rank, and how many there are.
         largest: bytes of a file, unless one tensor is larger.
 
     Returns:
-        Sizes and digests of the files that this rank has written.
+        Sizes and digests of the files of weights.
     """
-    files = _plan_files(specs, largest)
-    if rank == 0 and len(files) > 1:  # a single file needs no index
-        _write_index(folder, files, specs)
+    files = plan_files(specs, largest)
+    write_index(folder, files, specs)
     written: Files = {}
-    names = list(files)
-    for first in range(0, len(names), ranks):
-        # As many files as there are ranks are written side by side.
-        chosen = names[first : first + ranks]
-        orders = [order_tensors({name: specs[name] for name in files[file]}) for file in chosen]
-        steps = zip_longest(*orders)
-        if rank >= len(chosen):
-            for step in steps:
-                _collect_each(step, collect)
-            continue
-        with TensorFile(folder / chosen[rank], {name: specs[name] for name in orders[rank]}, WEIGHT_METADATA) as file:
-            for step in steps:
-                # All ranks have sent what the others need before anyone turns to the disk.
-                if (tensor := _collect_each(step, collect)) is not None:
-                    file.write(step[rank], tensor)
-        written[chosen[rank]] = file.record
+    for file, names in files.items():
+        written |= write_tensors(folder / file, {name: specs[name] for name in names}, read, WEIGHT_METADATA)
     return written
 
 
-def _collect_each(names: Sequence[str | None], collect: Callable[[str, int], Tensor | None]) -> Tensor | None:
-    """The next tensor of this rank's file; None: it is complete, or there is none."""
-    ready = None
-    for owner, name in enumerate(names):
-        whole = None if name is None else collect(name, owner)
-        ready = ready if whole is None else whole
-    return ready
-
-
-def _plan_files(specs: Mapping[str, TensorSpec], largest: int) -> dict[str, list[str]]:
+def plan_files(specs: Mapping[str, TensorSpec], largest: int) -> dict[str, list[str]]:
     """Tensors by file, in the layout of Hugging Face checkpoints: one file where they fit."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
@@ -424,7 +418,10 @@ def _plan_files(specs: Mapping[str, TensorSpec], largest: int) -> dict[str, list
     return plan.filename_to_tensors
 
 
-def _write_index(folder: Path, files: Mapping[str, list[str]], specs: Mapping[str, TensorSpec]) -> None:
+def write_index(folder: Path, files: Mapping[str, list[str]], specs: Mapping[str, TensorSpec]) -> None:
+    """Write which file has which weight; a single file needs no index."""
+    if len(files) == 1:
+        return
     index = {
         "metadata": {
             "total_parameters": sum(math.prod(spec.shape) for spec in specs.values()),

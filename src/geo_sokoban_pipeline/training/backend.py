@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions, 
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.process import WorkerError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
-from geo_sokoban_pipeline.policies.policy import Policy, load_empty
+from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_encoding
 from geo_sokoban_pipeline.policies.preparing import open_teacher
 from geo_sokoban_pipeline.policies.weights import (
     CAN_SHARE,
@@ -27,6 +27,7 @@ from geo_sokoban_pipeline.policies.weights import (
     TensorSpec,
     WeightSource,
     published_specs,
+    write_checkpoint,
 )
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Files
@@ -114,7 +115,7 @@ class RankedBackend:
     """
 
     def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
-        self._workers = workers
+        self._workers, self._policy = workers, policy
         self._cost = StepCost.of(policy.model.config)
         self._specs = published_specs(policy.model)  # in the types in which it is trained, before `renew`
         self._is_stale = policy.is_empty
@@ -194,10 +195,18 @@ class RankedBackend:
         Raises:
             WorkerError: the copies of the weights have come apart.
         """
-        return self._export(folder, "backend.export")
+        self._compare_copies()
+        if not self._is_sharded or self._workers.shares(folder):
+            return self._workers.write(folder, "backend.export", everywhere=self._is_sharded)
+        # One file has parts of all ranks, so that none could send its own.
+        save_encoding(self._policy, folder)
+        return write_checkpoint(folder, self._specs, self.weight_source().read_one)
 
     def export_trained(self, folder: Path) -> Files:
-        return self._export(folder, "backend.export_trained")
+        if self._policy.adapter is None:
+            return self.export(folder)
+        self._compare_copies()
+        return self._workers.write(folder, "backend.export_trained", everywhere=self._is_sharded)
 
     def save_state(self, folder: Path) -> Files:
         return self._workers.write(folder, "backend.save_state", everywhere=self._is_sharded)
@@ -210,11 +219,6 @@ class RankedBackend:
         self._workers.before_rollout = None
         if self._workers.drives_a_rank:
             self.own.close()
-
-    def _export(self, folder: Path, method: str) -> Files:
-        if self._first_copies != list(range(self._workers.size)):
-            self._compare_copies()
-        return self._workers.write(folder, method, everywhere=self._is_sharded)
 
     def _collect(self, specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor:
         if not self._shares_memory:
@@ -229,6 +233,8 @@ class RankedBackend:
 
     def _compare_copies(self) -> None:
         """See that all copies hold the same weights."""
+        if self._first_copies == list(range(self._workers.size)):
+            return
         digests: list[str] = self._workers.call_all("backend.digest")
         for rank, digest in enumerate(digests):
             first = self._first_copies[rank]

@@ -69,7 +69,8 @@ def written_ahead(
         yield writer
         return
     beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".ahead.", suffix=".tmp", dir=beside) as made:
+    # A rank that is about to be killed may still write there; what is left is removed as of any killed process.
+    with tempfile.TemporaryDirectory(prefix=".ahead.", suffix=".tmp", dir=beside, ignore_cleanup_errors=True) as made:
         filled = writer(Path(made))
 
         def move(folder: Path) -> Filled:

@@ -165,6 +165,11 @@ class WorkerGroup:
         """
         return self.call_each(method, [arguments] * self.size)
 
+    def shares(self, folder: Path) -> bool:
+        """Whether every worker can write into a folder of the driver."""
+        with self._closing_on_failure():
+            return all(self._together([partial(handle.shares, folder) for handle in self.handles]))
+
     def read(self, folder: Path, method: str, *arguments: Any) -> None:
         """Call a method of every worker that reads a folder of the driver.
 
@@ -324,7 +329,7 @@ class WorkerGroup:
 class RayWorkerGroup(WorkerGroup):
     """`options.processes` ranks in a Ray cluster, or as few as `ray.min_processes`; the driver is none of them.
 
-    They get policy and own code through Ray's object store, so they need none of the driver's files.
+    They get policy and own code through Ray's object store, unless they find the driver's folders under the same paths.
 
     Args:
         policy: of the driver; where it is empty, the workers get the weights of its folder, else its own.

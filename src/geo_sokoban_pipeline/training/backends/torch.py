@@ -47,6 +47,7 @@ from geo_sokoban_pipeline.distributed.slices import (
     read_weights,
     split_rows,
     with_part,
+    write_parts,
     write_slices,
 )
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
@@ -87,7 +88,6 @@ from geo_sokoban_pipeline.policies.weights import (
     published_spec,
     published_specs,
     transpose_experts,
-    write_checkpoint,
     write_tensors,
 )
 from geo_sokoban_pipeline.progress import note_progress
@@ -196,17 +196,6 @@ class RankState:
         """Layers with an adapter, by the names of their weights."""
         return adapted_layers(self.trained_policy.model)
 
-    def collect_one(self, name: str, owner: int, dtype: torch.dtype | None = None) -> Tensor | None:
-        """A whole weight in the published layout, on one rank; None on the others, which all call this too.
-
-        Args:
-            owner: the rank that gets it.
-            dtype: in which it is sent; None: its own.
-        """
-        assert self._group is not None
-        note_progress()
-        return self._group.collect(self._part(name, owner, self._whole_matrices([name])), dtype, owner)
-
     def _part(self, name: str, owner: int, matrices: Mapping[str, Tensor]) -> Part:
         """This rank's part of a weight in the published layout; each rank adds the adapter to its own rows.
 
@@ -255,7 +244,7 @@ class RankState:
         return digest.hexdigest()
 
     def export(self, folder: Path, largest: int = SHARD_BYTES) -> Files:
-        """See `TrainBackend`; where the weights are sharded, every rank writes a part, and returns its own files.
+        """See `TrainBackend`; where the weights are sharded, every rank writes its part into a folder of all.
 
         Args:
             largest: bytes of a file of weights.
@@ -265,11 +254,8 @@ class RankState:
         if self._group.rank == 0:
             save_encoding(self._described(), folder)
         specs = self._specs()
-
-        def collect(name: str, owner: int) -> Tensor | None:
-            return self.collect_one(name, owner, getattr(torch, specs[name].dtype))
-
-        return write_checkpoint(folder, specs, collect, self._group.rank, self._group.size, largest)
+        read = partial(self._part, matrices=self._whole_matrices(list(specs)))
+        return write_parts(folder, specs, read, self._group, largest)
 
     def export_trained(self, folder: Path) -> Files:
         """See `TrainBackend`; rank 0 writes an adapter, and where the weights are sharded all ranks call this."""
@@ -277,12 +263,15 @@ class RankState:
             return self.export(folder)
         matrices = matrices_of(self._parameters)
         specs = {name: TensorSpec.of(matrix) for name, matrix in matrices.items()}
+
+        def read(name: str) -> Tensor:
+            return gather(matrices[name].detach())
+
         if self._group is not None and self._group.rank:
             for name in order_tensors(specs):
-                self.collect_one(name, 0)
+                read(name)
             return {}
         save_encoding(self._described(), folder)
-        read = partial(self.collect_one, owner=0) if self._is_sharded else matrices.__getitem__
         return write_adapter(adapter, specs, read, folder)
 
     def save_state(self, folder: Path) -> Files:
