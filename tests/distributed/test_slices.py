@@ -92,7 +92,7 @@ class ThreadGroup(Group):
         super().__init__(rank, size, None, "cpu")
         self._meeting = meeting
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         self._meeting.wait()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
@@ -222,9 +223,18 @@ def export(worker: Worker, folder: Path, largest: int) -> Files:
 
 @pytest.mark.parametrize(("layout", "kind"), WRITERS)
 def test_ranks_write_the_files_that_one_process_writes(
-    four_ranks: FourRanks, splittable: Policy, setup: Setup, tmp_path: Path, layout: str, kind: str
+    four_ranks: FourRanks,
+    splittable: Policy,
+    setup: Setup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: str,
+    kind: str,
 ) -> None:
-    """Of a policy in memory, or one that each rank reads its part of; the sums of an adapter's too."""
+    """Of a policy in memory, or one that each rank reads its part of; the sums of an adapter's too.
+
+    Nothing is sent: the ranks wait for each other, and add up the first matrices of an adapter.
+    """
     largest = 20_000
     policy = build_mixture(setup.policy) if kind == "mixture" else copied(splittable)
     if kind == "adapted":
@@ -236,10 +246,17 @@ def test_ranks_write_the_files_that_one_process_writes(
         policy = load_empty(setup.options.policy, tmp_path / "one")
     with four_ranks.group(policy, layout) as workers:
         backend: Any = build_backend(policy, OPTIONS, 0.9, workers, megatron_of(layout))
+        called = []
+        for name in ("send", "recv", "broadcast", "all_to_all_single", "all_gather_single", "all_reduce"):
+            own = getattr(dist, name)
+            monkeypatch.setattr(
+                dist, name, lambda *given, name=name, own=own, **named: (called.append(name), own(*given, **named))[1]
+            )
         if workers is None:
             parts = [backend.export(together, largest)]
         else:
             parts = apply_on_all(workers, partial(export, folder=together, largest=largest))
+    assert set(called) <= {"all_reduce"}
     files = sorted(path.name for path in (tmp_path / "one").glob("*"))
     assert len([name for name in files if name.startswith("model-")]) > 5
     assert sorted(path.name for path in together.glob("*")) == files

@@ -157,7 +157,7 @@ class Group:
         """The largest of each integer over the ranks."""
         return self._reduced(counts, dist.ReduceOp.MAX)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Return when all ranks have come here."""
         self.sum_counts([0])
 

@@ -161,7 +161,7 @@ def write_parts(
         with (folder / file).open("wb") as whole:
             whole.write(layouts[file].header)
             whole.truncate(layouts[file].size)
-    group.wait()
+    group.barrier()
     owners = {name: number % size for number, name in enumerate(specs)}
     first = rank * len(layouts) // size  # file systems let one rank write into a file at a time
     for file in [*layouts][first:] + [*layouts][:first]:
@@ -177,7 +177,7 @@ def write_parts(
             os.fsync(handle)
         finally:
             os.close(handle)
-    group.wait()
+    group.barrier()
     return {file: {"bytes": layouts[file].size, "blake2b": file_digest(folder / file)} for file in made}
 
 
