@@ -20,6 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import psutil
+import pytest
 
 from forked import fork_server
 from geo_sokoban_pipeline.config.ray import RayOptions
@@ -83,6 +84,13 @@ class RayCluster:
             "--num-cpus=0",
             "--num-gpus=0",
         )
+
+    @property
+    def unseen(self) -> Path:
+        """`hidden`, for what travels because it is; skips where this system hides nothing."""
+        if not self.is_hiding:
+            pytest.skip("no folder can be hidden from a process here")
+        return self.hidden
 
     @property
     def address(self) -> str:

@@ -43,7 +43,7 @@ def start(options: RayOptions = APART) -> list[RayProcess]:
 def test_two_nodes_sum_as_one_process_does_folders_travel_and_a_failure_is_named(
     ray_cluster: RayCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    hidden = ray_cluster.hidden / "two_nodes"
+    hidden = ray_cluster.unseen / "two_nodes"
     hidden.mkdir()
     ranks = start()
     try:
@@ -102,7 +102,7 @@ def test_two_nodes_sum_as_one_process_does_folders_travel_and_a_failure_is_named
 
 def test_what_a_node_has_under_the_same_path_does_not_travel(ray_cluster: RayCluster, tmp_path: Path) -> None:
     """Unless it is another folder there."""
-    hidden = ray_cluster.hidden / "not_shared"
+    hidden = ray_cluster.unseen / "not_shared"
     hidden.mkdir()
     ranks = start()
     try:

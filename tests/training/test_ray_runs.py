@@ -143,7 +143,7 @@ def test_megatrons_ranks_have_the_first_iteration_of_this_machine_and_end_with_t
 def test_a_run_whose_ranks_are_killed_ends_as_the_undisturbed_one(
     ray_cluster: RayCluster, undisturbed: dict[str, Any]
 ) -> None:
-    data = ray_cluster.hidden / "killed"
+    data = ray_cluster.unseen / "killed"
     environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
 
     # One death is more than allowed.
@@ -198,7 +198,7 @@ def test_what_works_on_a_stored_run_begins_again_after_a_death(
     While it takes a step, and while it writes what it has trained, which comes after another step; then, when both are
     done again, while it samples the second of two iterations.
     """
-    data = ray_cluster.hidden / "stored"
+    data = ray_cluster.unseen / "stored"
     shutil.copytree(stored, data)
     points = f"{Event.UPDATE}:1|{Event.FILE_FETCHED}:{MOMENTS}|{Event.COLLECT}:1"
     environment = {**ray_cluster.environment, **kill_at(points, 1, 3, 6, whom="rank")}

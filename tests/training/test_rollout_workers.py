@@ -342,7 +342,7 @@ def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
         ray_cluster.fill()
 
     options = changed(setup, WORKERS | {"placement": "ray", "ray.patience": 60.0}, **stopping(""))
-    folder = tmp_path / "policy"
+    folder = ray_cluster.unseen / "policy"
     save_policy(setup.policy, folder)
     (folder / "optimizer.safetensors").write_bytes(b"moments")
     with (
