@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, Rendezvous, join_group
+from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, join_group, open_rendezvous
 from geo_sokoban_pipeline.distributed.process import InProcess, LocalProcess, WorkerHandle, results_of
 from geo_sokoban_pipeline.progress import note_progress, waiting
 from geo_sokoban_pipeline.runs.storage import file_digest
@@ -27,20 +27,17 @@ class Member:
 
     def __init__(self) -> None:
         self.group: Group | None = None
-        self.rendezvous: Rendezvous | None = None
+        self.rendezvous: Any = None
         self.free = threading.Event()
         self.noted: list[int] = []
 
     def open_rendezvous(self, size: int, host: str = LOOPBACK) -> int:
-        self.rendezvous = Rendezvous(size, host)
+        self.rendezvous = open_rendezvous(size, host)
         return int(self.rendezvous.port)
 
     def join(self, rank: int, size: int, port: int, host: str = LOOPBACK, address: str | None = None) -> None:
         """Join, given where rank 0 is and where this rank is; None: on the same machine."""
-        if self.rendezvous is not None:
-            self.group = self.rendezvous.join(size, address=address)
-        else:
-            self.group = join_group(rank, size, port, host=host, address=address)
+        self.group = join_group(rank, size, port, host=host, address=address)
 
     def fail_then_sum(self, how: str = "", gradients: bool = False, connected: bool = False) -> Any:
         """One rank fails before a collective that the others wait in: of counts, or of gradients by shared memory."""

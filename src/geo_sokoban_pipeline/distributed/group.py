@@ -66,35 +66,24 @@ class Part:
     of: Callable[[Tensor, int], Tensor]
 
 
-class Rendezvous:
-    """Where the ranks find each other: a store that rank 0 serves on one network interface.
+def open_rendezvous(size: int, host: str = LOOPBACK) -> dist.TCPStore:
+    """Where the ranks find each other: a store that rank 0 serves on one network interface, as long as it keeps it.
 
     Args:
         host: address of rank 0 on that interface; loopback where all ranks are on one machine.
-
-    Attributes:
-        port: of the store.
     """
-
-    def __init__(self, size: int, host: str = LOOPBACK) -> None:
-        # Given a port number alone, the store would listen on every interface.
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        listener.bind((host, 0))
-        listener.listen(size)
-        self.port: int = listener.getsockname()[1]
-        self._store = dist.TCPStore(
-            host, self.port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-
-    def join(self, size: int, device: str = "cpu", address: str | None = None) -> Group:
-        """Rank 0 of the group; returns when all ranks have joined."""
-        return Group(0, size, self._store, device, address)
+    # Given a port number alone, the store would listen on every interface.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.bind((host, 0))
+    listener.listen(size)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(host, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def join_group(
     rank: int, size: int, port: int, device: str = "cpu", host: str = LOOPBACK, address: str | None = None
 ) -> Group:
-    """A rank's group, given host and port of rank 0's `Rendezvous`; returns when all ranks have joined."""
+    """A rank's group, given host and port of rank 0's rendezvous; returns when all ranks have joined."""
     return Group(rank, size, dist.TCPStore(host, port, size, is_master=False), device, address)
 
 

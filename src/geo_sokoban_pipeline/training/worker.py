@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.distributed import TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, move_shards, shard_policy
-from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, Rendezvous, join_group
+from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, join_group, open_rendezvous
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.lora import Adapter
@@ -69,7 +70,7 @@ class Worker:
         expert: makes demonstrations; None before `demonstrate`.
         backend: this rank's part of the training backend; None before `build_backend`.
         scorer: this rank's part of a reference policy; None before `build_scorer`.
-        rendezvous: where the others find rank 0; None on other ranks.
+        rendezvous: where the ranks find each other, on rank 0 of a group; else None.
         loaded: folder that the weights of a rollout worker are from; None: it has none.
     """
 
@@ -79,7 +80,7 @@ class Worker:
         self.expert: Any = None
         self.backend: Any = None
         self.scorer: Any = None
-        self.rendezvous: Rendezvous | None = None
+        self.rendezvous: TCPStore | None = None
         self.loaded: Path | None = None
         self._lock = threading.Lock()
         self._supply: GroupSupply | None = None
@@ -95,7 +96,7 @@ class Worker:
 
     def open_rendezvous(self, size: int, host: str = LOOPBACK) -> int:
         """Serve the store through which the ranks find each other, on rank 0; returns its port."""
-        self.rendezvous = Rendezvous(size, host)
+        self.rendezvous = open_rendezvous(size, host)
         return self.rendezvous.port
 
     def join(
@@ -113,10 +114,7 @@ class Worker:
             host, port: of rank 0's store.
             address: of this rank's machine; None: all ranks are on one.
         """
-        if self.rendezvous is not None:
-            self.group = self.rendezvous.join(size, device, address)
-        else:
-            self.group = join_group(rank, size, port, device, host, address)
+        self.group = join_group(rank, size, port, device, host, address)
         if not self.policy.is_empty:
             self.policy.model.to(device)
             model = self.policy.model
@@ -125,9 +123,10 @@ class Worker:
 
     def leave(self) -> None:
         """Leave the group."""
-        group, self.group, self.rendezvous = self.group, None, None
+        group, self.group = self.group, None
         if group is not None:
             group.close()
+        self.rendezvous = None
 
     def read_weights(self, folder: Path) -> None:
         """Fill the model with the weights of a folder."""
