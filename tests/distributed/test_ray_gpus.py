@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError
 from geo_sokoban_pipeline.distributed.ray_process import start_ray_processes
-from geo_sokoban_pipeline.distributed.ray_servers import RayServer, RayServers
+from geo_sokoban_pipeline.distributed.ray_servers import RayServer, ray_launcher
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.worker_group import servers_alone
 from rank_jobs import close
@@ -84,8 +84,8 @@ def test_ranks_and_servers_have_gpus_of_their_own_unless_they_take_turns(
 
         states = [group["state"] for group in ray.util.placement_group_table().values()]
         assert set(states) <= {"CREATED", "REMOVED"}, "nothing waits any more"
-        with closing(RayServers(PLACING, places)) as servers:
-            shared = servers.launcher.server(fitting.rollout.server, tiny_policy, 0)
+        with ray_launcher(PLACING, places) as taking_turns:
+            shared = taking_turns.server(fitting.rollout.server, tiny_policy, 0)
             assert visible(shared) == [*given[0], *given[1]], "nothing was free, and nothing is needed"
             shared.end()
         alone.end()

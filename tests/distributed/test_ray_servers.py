@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
 from geo_sokoban_pipeline.distributed.ray_process import ActorPlace
-from geo_sokoban_pipeline.distributed.ray_servers import RayServers, shared_ranks
+from geo_sokoban_pipeline.distributed.ray_servers import ray_launcher, shared_ranks
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
@@ -29,8 +28,8 @@ def test_a_server_that_cannot_start_on_its_node_says_why(ray_cluster: RayCluster
     options = launch_options(python="/no/such/python")
     said = r"(?s)server 1 of 1 on [\d.]+: .*/no/such/python: no such interpreter"
     with joined(ray_cluster, PLACING):
-        with closing(RayServers(PLACING)) as servers, pytest.raises(ServerLost, match=said):
-            SglangEngine(tiny_policy, options, servers.launcher)
+        with ray_launcher(PLACING) as launcher, pytest.raises(ServerLost, match=said):
+            SglangEngine(tiny_policy, options, launcher)
         assert ray_cluster.ranks_left() == []
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.distributed.process import WorkerDied, WorkerError, WorkerFailed
 from geo_sokoban_pipeline.distributed.ray_cluster import NoPlaceError
 from geo_sokoban_pipeline.distributed.ray_process import ActorPlace, RayProcess, start_ray_processes
-from geo_sokoban_pipeline.distributed.server_host import POLICY, ServerHostSpec, Started
+from geo_sokoban_pipeline.distributed.server_host import POLICY, HostedServer, Started
 from geo_sokoban_pipeline.policies.policy import Policy, save_encoding
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServedModel
@@ -50,7 +52,7 @@ class RayServer:
         self._title = f"server {number + 1} of {options.count}"
         self._placing, self._beside = placing, beside
         gpus = None if beside is None else [gpu for place in beside for gpu in place.gpus]
-        self._build, self._files = ServerHostSpec(ServedModel.of(policy), number, gpus or None), _plain_files(policy)
+        self._model, self._gpus, self._files = ServedModel.of(policy), gpus or None, _plain_files(policy)
         self._process: RayProcess | None = None
         self._started = Started()
         self._lock = threading.Lock()  # two threads may start and end it at once
@@ -91,7 +93,7 @@ class RayServer:
             process = self._process
             if self._ended.is_set() or process is None:
                 return
-            starting = process.call("start", self._here(process), same_port)
+            starting = process.call("launch", same_port)
             if not wait([starting], self.options.faults.grace + _MARGIN).done:
                 self._drop()
                 raise ServerLost(f"{self._title} hangs: its process did not start it.")
@@ -144,7 +146,8 @@ class RayServer:
     def _find_place(self) -> RayProcess:
         node, gpus = (None, self.options.gpus) if self._beside is None else (self._beside[0].node, 0)
         given = ([self._title], f"{self._title} with", self._placing, gpus, self._files)
-        return start_ray_processes(*given, node=node, is_given_up=self._ended.is_set)[0].build(self._build)
+        process = start_ray_processes(*given, node=node, is_given_up=self._ended.is_set)[0]
+        return process.build(partial(HostedServer, self._here(process), self._model, self.number, self._gpus))
 
     def _here(self, process: RayProcess) -> ServerOptions:
         """Options of the server on its node: there it listens where the others of this cluster reach it."""
@@ -166,8 +169,11 @@ class RayServer:
             process.close()
 
 
-class RayServers:
-    """Starts servers in the cluster to which this process is connected, and ends them before the connection does.
+@contextmanager
+def ray_launcher(placing: RayOptions, ranks: Sequence[ActorPlace] | None = None) -> Iterator[Launcher]:
+    """A launcher of servers in the cluster to which this process is connected, for the `with` block.
+
+    Servers that no engine uses then end with it.
 
     Args:
         placing: of Ray.
@@ -175,18 +181,15 @@ class RayServers:
             from n · `tensor_parallel` on. None: servers have GPUs of their own.
     """
 
-    def __init__(self, placing: RayOptions, ranks: Sequence[ActorPlace] | None = None) -> None:
-        self._placing, self._ranks = placing, ranks
-        self._idle = IdleServers()
-        self.launcher = Launcher(self._server, self._idle)
+    def server(options: ServerOptions, policy: Policy, number: int) -> RayServer:
+        beside = None if ranks is None else shared_ranks(ranks, options, number)
+        return RayServer(options, policy, number, placing, beside)
 
-    def close(self) -> None:
-        """End the servers that no engine uses."""
-        self._idle.end()
-
-    def _server(self, options: ServerOptions, policy: Policy, number: int) -> RayServer:
-        beside = None if self._ranks is None else shared_ranks(self._ranks, options, number)
-        return RayServer(options, policy, number, self._placing, beside)
+    launcher = Launcher(server, IdleServers())
+    try:
+        yield launcher
+    finally:
+        launcher.idle.end()
 
 
 def shared_ranks(ranks: Sequence[ActorPlace], options: ServerOptions, number: int) -> Sequence[ActorPlace]:

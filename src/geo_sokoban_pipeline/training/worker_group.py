@@ -540,10 +540,10 @@ def servers_of_ray(options: TrainOptions, beside: Sequence[ActorPlace] | None = 
     Args:
         beside: places of ranks with which the servers take turns. None: they have GPUs of their own.
     """
-    from geo_sokoban_pipeline.distributed.ray_servers import RayServers
+    from geo_sokoban_pipeline.distributed.ray_servers import ray_launcher
 
-    with connected(options.ray, options.rollout.server.count), closing(RayServers(options.ray, beside)) as servers:
-        yield servers.launcher
+    with connected(options.ray, options.rollout.server.count), ray_launcher(options.ray, beside) as launcher:
+        yield launcher
 
 
 @contextmanager
