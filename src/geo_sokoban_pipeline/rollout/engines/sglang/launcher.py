@@ -192,13 +192,11 @@ class ServerProgram:
 
     def lost(self) -> str | None:
         """Exit code and last log lines of an exited process; None while it runs."""
-        if self._process is None or self._process.alive:
-            return None
-        return f"exit code {self._process.exit_code}; last lines of {self.log}:\n{self._process.tail()}"
+        return None if self._process is None else self._process.lost()
 
     def found_port_taken(self) -> bool:
         """Whether the process exited because its port was taken."""
-        return self._process is not None and not self._process.alive and self._process.has_logged(_PORT_TAKEN)
+        return self._process is not None and self._process.found_port_taken()
 
     def end(self) -> None:
         """End the server; it cannot be started again."""
@@ -230,36 +228,6 @@ class LaunchedServer(ServerProgram):
 
     def end(self) -> None:
         super().end()
-        self._scratch.cleanup()
-
-
-class LaunchedRouter:
-    """SGLang's router in front of servers."""
-
-    def __init__(self, options: ServerOptions, workers: Sequence[str]) -> None:
-        self._scratch = Scratch()
-        folder = Path(options.log_folder) if options.log_folder is not None else self._scratch.path
-        port, metrics_port = find_ports(options.host, 2)
-        _check_start(options, port)
-        self.url = f"http://{options.reachable_host}:{port}"
-        self._process = ServerProcess(
-            router_command(options, workers, port, metrics_port),
-            server_environment(options, os.environ),
-            folder / "router.log",
-            options.faults.grace,
-        )
-
-    def lost(self) -> str | None:
-        """Exit code and last log lines of an exited router; None while it runs."""
-        return None if self._process.alive else f"exit code {self._process.exit_code}:\n{self._process.tail()}"
-
-    def found_port_taken(self) -> bool:
-        """Whether the process exited because its port was taken."""
-        return not self._process.alive and self._process.has_logged(_PORT_TAKEN)
-
-    def end(self) -> None:
-        """End the router."""
-        self._process.end()
         self._scratch.cleanup()
 
 
@@ -302,11 +270,17 @@ class ServerProcess:
         """Its exit code, 128 + n after signal n; None while it runs."""
         return self._supervisor.poll()
 
-    def has_logged(self, text: str) -> bool:
-        """Whether its output contains a text, ignoring case."""
+    def lost(self) -> str | None:
+        """Exit code and last log lines, once it has exited; None while it runs."""
+        return None if self.alive else f"exit code {self.exit_code}; last lines of {self.log}:\n{self.tail()}"
+
+    def found_port_taken(self) -> bool:
+        """Whether it has exited because its port was taken."""
+        if self.alive:
+            return False
         with self.log.open("rb") as file:
             file.seek(self._began_at)
-            return any(text.lower() in line.decode("utf-8", "replace").lower() for line in file)
+            return any(_PORT_TAKEN in line.decode("utf-8", "replace").lower() for line in file)
 
     def tail(self) -> str:
         """Last lines of its output."""
@@ -327,6 +301,24 @@ class ServerProcess:
             self._supervisor.wait()
         if self._supervisor.stdout is not None:
             self._supervisor.stdout.close()
+
+
+class LaunchedRouter(ServerProcess):
+    """SGLang's router in front of servers."""
+
+    def __init__(self, options: ServerOptions, workers: Sequence[str]) -> None:
+        self._scratch = Scratch()
+        folder = Path(options.log_folder) if options.log_folder is not None else self._scratch.path
+        port, metrics_port = find_ports(options.host, 2)
+        _check_start(options, port)
+        self.url = f"http://{options.reachable_host}:{port}"
+        command = router_command(options, workers, port, metrics_port)
+        environment = server_environment(options, os.environ)
+        super().__init__(command, environment, folder / "router.log", options.faults.grace)
+
+    def end(self) -> None:
+        super().end()
+        self._scratch.cleanup()
 
 
 def kind_of(options: ServerOptions, policy: Policy) -> str:
