@@ -171,10 +171,11 @@ def test_a_divided_reference_scores_as_one_process_does(
     expected = build_scorer(PolicyFolder(tmp_path, {}), alone)(batches["mixed"])
     driver = load_empty(chosen, tmp_path)
     with four_ranks.group(driver, layout, chosen) as workers:
-        score: Any = build_scorer(PolicyFolder(tmp_path, {}), divided, workers)
+        assert workers is not None and workers.own is not None
+        score = build_scorer(PolicyFolder(tmp_path, {}), divided, workers)
         for _ in range(2):
             found = score(batches["mixed"])
-        held = dict(score.own.policy.model.named_parameters())
+        held = dict(workers.own.scorer.policy.model.named_parameters())
     tolerance = 1e-5 if compute is None else rounding
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=tolerance)
     product = torch.float32 if compute is None else torch.bfloat16

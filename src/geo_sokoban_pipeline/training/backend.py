@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 from geo_sokoban_pipeline.training.sharding import StepCost, shard_range, shard_samples
-from geo_sokoban_pipeline.training.worker import ReferenceScorer, build_rank, build_rank_scorer
+from geo_sokoban_pipeline.training.worker import build_rank, build_rank_scorer
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
 _OF_THE_STEP = ("grad_norm", "skipped")  # equal on all ranks; other metrics add up
@@ -97,10 +98,12 @@ def build_scorer(
     Args:
         workers: whose ranks hold a part of it each, where they do of the trained policy. None: this process alone.
     """
-    temperature = options.rollout.sampling.temperature
-    if workers is not None and (options.shares_weights or not workers.drives_a_rank):
-        return RankedScorer(load_empty(options.policy, folder.path), options.optimizer, temperature, workers)
-    return build_rank_scorer(folder.path, options.policy, options.optimizer, temperature).log_probs
+    given = options.optimizer, options.rollout.sampling.temperature
+    if workers is None or (workers.drives_a_rank and not options.shares_weights):
+        return build_rank_scorer(folder.path, options.policy, *given).log_probs
+    cost = StepCost.of(load_empty(options.policy, folder.path).model.config)
+    workers.read(folder.path, "build_scorer", *given)
+    return partial(_score, workers=workers, method="scorer.log_probs", parts=Parts.of(workers), cost=cost)
 
 
 class RankedBackend:
@@ -128,7 +131,7 @@ class RankedBackend:
             workers.read(workers.weights, "build_backend", options, temperature)
         self._is_sharded = shape.shares_weights  # hybrid may have one shard a copy
         self._is_apart = self._is_sharded or options.offload  # what is trained, from the engines' weights
-        self._parts = Parts(workers.size, 1 if layout is None else layout.tensor_parallel)
+        self._parts = Parts.of(workers)
         if layout is not None:
             self._first_copies = [rank - rank % layout.tensor_parallel for rank in range(workers.size)]
         else:
@@ -245,34 +248,6 @@ class RankedBackend:
                 )
 
 
-class RankedScorer:
-    """Log-probs of a policy that is not trained, of which each rank of a worker group holds a part.
-
-    Args:
-        policy: empty; its weights are read from its folder.
-        options: micro-batches.
-        temperature: sampling temperature of the rollouts.
-    """
-
-    def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
-        shape = workers.options
-        assert policy.folder is not None
-        layout = shape.megatron_layout
-        self._workers, self._cost = workers, StepCost.of(policy.model.config)
-        self._parts = Parts(workers.size, 1 if layout is None else layout.tensor_parallel)
-        workers.read(policy.folder, "build_scorer", options, temperature)
-
-    @property
-    def own(self) -> ReferenceScorer:
-        """The driver's part, where the driver is a rank."""
-        assert self._workers.own is not None
-        return self._workers.own.scorer
-
-    def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """(M,) float32 log-probs of each sample's trained tokens."""
-        return _score(samples, self._workers, "scorer.log_probs", self._parts, self._cost)
-
-
 @dataclass(frozen=True)
 class Parts:
     """How many ranks work on the same samples.
@@ -283,7 +258,13 @@ class Parts:
     """
 
     ranks: int
-    alike: int = 1
+    alike: int
+
+    @classmethod
+    def of(cls, workers: WorkerGroup) -> Parts:
+        """Of the ranks of a group."""
+        layout = workers.options.megatron_layout
+        return cls(workers.size, 1 if layout is None else layout.tensor_parallel)
 
     @property
     def count(self) -> int:

@@ -222,10 +222,7 @@ class RolloutWorkers:
         self._slots: list[WorkerSlot] = []
         try:
             if options.rollout.engine == "sglang":
-                from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-                from geo_sokoban_pipeline.rollout.engines.sglang.servers import HERE
-
-                self.servers = SglangEngine(policy, options.rollout.server, launcher or HERE)
+                self.servers = cast("SglangEngine", build_engine(policy, options.rollout, launcher))
             # All start at the same time.
             with ThreadPoolExecutor(self._count) as threads:
                 starting = [threads.submit(self._start_worker, number) for number in range(self._count)]
