@@ -1,8 +1,9 @@
-"""An event loop in a thread: requests run while the caller steps environments, also inside a notebook."""
+"""Work beside the caller: an event loop in a thread, also inside a notebook, and a thread for blocking calls."""
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -71,3 +72,36 @@ def shared_loop(name: str) -> BackgroundLoop:
 @cache
 def _made(name: str) -> BackgroundLoop:
     return BackgroundLoop(name)
+
+
+class CallThread(threading.Thread):
+    """A daemon thread that makes calls one after the other; one that never returns does not keep its process."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] = (
+            queue.SimpleQueue()
+        )
+        self.start()
+
+    def submit(self, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
+        """Call a function after all earlier calls."""
+        future: Future[Answer] = Future()
+        self._calls.put((future, function, arguments))
+        return future
+
+    def end(self) -> None:
+        """End after all earlier calls."""
+        self._calls.put(None)
+
+    def run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            _settle(*call)
+            del call  # else it would be kept until the next one
+
+
+def _settle(future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        future.set_result(function(*arguments))
+    except BaseException as error:  # raised where the result is taken
+        future.set_exception(error)

@@ -32,6 +32,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
+from geo_sokoban_pipeline.background import CallThread
 from geo_sokoban_pipeline.progress import Clock
 from geo_sokoban_pipeline.runs.storage import Files
 
@@ -544,13 +545,15 @@ class InProcess(_OnThisMachine):
         self.ready: Future[Any] = Future()
         self.ready.set_result(None)
         self.ended: Future[Any] = Future()  # with the driver
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._is_closed, self._clock = False, Clock()
-        self._thread = threading.Thread(target=self._serve, name=title, daemon=True)
-        self._thread.start()
+        self._thread = CallThread(title)
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        return self._submit(lambda: attrgetter(method)(self.state)(*arguments))
+        if self._is_closed:
+            future: Future[Any] = Future()
+            future.set_exception(WorkerDied(f"{self.title} is closed."))
+            return future
+        return self._thread.submit(self._work, method, *arguments)
 
     def send(self, method: str, *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -564,7 +567,7 @@ class InProcess(_OnThisMachine):
     def close(self, *, patient: bool = True) -> None:
         """See `WorkerHandle`; a call that does not end soon is left behind."""
         self._is_closed = True
-        self._calls.put(None)
+        self._thread.end()
         self._clock.is_cancelled = not patient
         self._thread.join(_PATIENCE)
 
@@ -573,23 +576,6 @@ class InProcess(_OnThisMachine):
         """Whether a call has not ended, though this handle is closed."""
         return self._is_closed and self._thread.is_alive()
 
-    def _submit(self, work: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-        if self._is_closed:
-            future.set_exception(WorkerDied(f"{self.title} is closed."))
-        else:
-            self._calls.put((future, work))
-        return future
-
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            self._settle(*call)
-            del call  # until the next one comes
-
-    def _settle(self, future: Future[Any], work: Callable[[], Any]) -> None:
-        try:
-            with self._clock.working():
-                result = work()
-            future.set_result(result)
-        except BaseException as error:  # raised where the result is taken
-            future.set_exception(error)
+    def _work(self, method: str, *arguments: Any) -> Any:
+        with self._clock.working():
+            return attrgetter(method)(self.state)(*arguments)

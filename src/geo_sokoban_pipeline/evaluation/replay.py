@@ -117,7 +117,7 @@ class Replayer:
         # All rewards start before the first one is waited for, as in the rollout.
         for episode in replayed:
             episode.finalize(self._reward)
-        finished = [episode.finish(_ENGINE, 0.0) for episode in replayed]
+        finished = [episode.finish(_ENGINE) for episode in replayed]
         return {**found, **{episode.trajectory_id: episode for episode in finished}}
 
     def states(self, stored: Trajectory, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> ReplayedStates:

@@ -189,7 +189,7 @@ def _run_episode(encoding: Policy, row: dict[str, Any], options: TrainOptions, s
     if episode.is_pending:
         episode.status = "completed"  # the expert gave up
     episode.finalize(reward)
-    return episode.finish(_Expert(), 0.0)  # type: ignore[arg-type]  # has all that is read of an engine
+    return episode.finish(_Expert())  # type: ignore[arg-type]  # has all that is read of an engine
 
 
 def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Episode:

@@ -42,7 +42,6 @@ from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Res
 from geo_sokoban_pipeline.rollout.functions import (
     EnvCalls,
     EnvTimeoutError,
-    FunctionRun,
     InlineRun,
     LoopRun,
     is_async,
@@ -226,6 +225,7 @@ class Episode:
     def __init__(self, identity: int, request: EpisodeRequest, policy: Policy, settings: RolloutSettings) -> None:
         self.id = identity
         self.request = request
+        self.engine_seconds = 0.0  # its part of those of its batches
         self.status: Status = "pending"
         self.env: Any = None
         self.env_calls = EnvCalls(settings.rollout.env_timeout)
@@ -242,7 +242,7 @@ class Episode:
         self._versions: list[tuple[int, int, int]] = []
         self._finish_reason: str | None = None
         self._prepared: list[Future[Any]] = []
-        self._function: FunctionRun
+        self._function: InlineRun | LoopRun
         self._wait: Callable[[], Any] | None = None
         self._resumed = 0.0
         self._last: Result | None = None
@@ -590,7 +590,7 @@ class Episode:
             if self.status != "aborted":
                 self._reward = begin_reward(reward, self._result, self._settings.reward.args)
 
-    def finish(self, engine: RolloutEngine, engine_seconds: float) -> Trajectory:
+    def finish(self, engine: RolloutEngine) -> Trajectory:
         """Wait for the reward, close the environment, and return the trajectory."""
         metrics: dict[str, float] = {"turns": float(len(self._responses))}
         parts: dict[str, float] = {}
@@ -603,7 +603,7 @@ class Episode:
                     parts = check_reward(given, self._settings.reward.function)
                     self._share(check_turns(given, parts["reward"], len(self._infos), self._settings.reward.function))
         self.close()
-        trajectory = self._trajectory(parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
+        trajectory = self._trajectory(parts, metrics, {"engine": self.engine_seconds, "env": self._env_seconds})
         trajectory.sampling = describe_sampling(engine, self._settings)
         return trajectory
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import queue
-import threading
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from types import coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from geo_sokoban_pipeline.background import BackgroundLoop, shared_loop
+from geo_sokoban_pipeline.background import BackgroundLoop, CallThread, shared_loop
 
 STUCK = "stuck environment"  # name of the thread of a call that is too late
 Value = TypeVar("Value")
@@ -50,7 +48,7 @@ class EnvCalls:
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] | None = None
+        self._thread: CallThread | None = None
         self.is_stuck = False
 
     def __call__(self, function: Callable[..., Value], *arguments: Any) -> Value:
@@ -59,7 +57,7 @@ class EnvCalls:
         Raises:
             EnvTimeoutError: it takes longer than the limit; or an earlier call did.
         """
-        if self.seconds is None and self._calls is None:
+        if self.seconds is None and self._thread is None:
             return function(*arguments)
         future = self.begin(function, *arguments)
         if wait([future], self.seconds).done:
@@ -74,56 +72,30 @@ class EnvCalls:
         """
         if self.is_stuck:
             raise EnvTimeoutError("an earlier call of the environment has not ended")
-        if self._calls is None:
-            self._calls = queue.SimpleQueue()
-            self._thread = threading.Thread(target=_serve_calls, args=(self._calls,), name="environment", daemon=True)
-            self._thread.start()
-        future: Future[Value] = Future()
-        self._calls.put((future, function, arguments))
-        return future
+        if self._thread is None:
+            self._thread = CallThread("environment")
+        return self._thread.submit(function, *arguments)
 
     def give_up(self, function: Callable[..., Any]) -> EnvTimeoutError:
         """Leave a call alone that is too late; returns the error."""
         self.is_stuck = True
-        self._thread.name = STUCK
+        if self._thread is not None:
+            self._thread.name = STUCK
         self.end()
         name = getattr(function, "__name__", type(function).__name__)
         return EnvTimeoutError(f"{name} of the environment took longer than rollout.env_timeout={self.seconds:g} s")
 
     def end(self) -> None:
         """End the thread, as soon as it is free."""
-        if self._calls is not None:
-            self._calls.put(None)
-            self._calls = None
-
-
-def _serve_calls(calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]) -> None:
-    while (call := calls.get()) is not None:
-        future, function, arguments = call
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:  # raised where the result is taken
-            future.set_exception(error)
-
-
-class FunctionRun(Protocol):
-    """One run of a function; it pauses where the session waits for a response."""
-
-    def go_on(self) -> None:
-        """Run it to its next pause, or to its end."""
-
-    async def pause(self) -> None:
-        """Wait until the caller has taken a response; called by the session."""
-
-    async def call(self, calls: EnvCalls, function: Callable[..., Value], *arguments: Any) -> Value:
-        """Call a method of the environment; called by the session."""
-
-    def cancel(self) -> None:
-        """End it where it pauses."""
+        if self._thread is not None:
+            self._thread.end()
+            self._thread = None
 
 
 class InlineRun:
     """A function that awaits its session only, run in the caller's thread.
+
+    It pauses where the session waits for a response.
 
     Args:
         work: the function.
@@ -134,21 +106,21 @@ class InlineRun:
         self._work, self._moved = work, moved
 
     def go_on(self) -> None:
-        """See `FunctionRun`."""
+        """Run it to its next pause, or to its end."""
         with suppress(StopIteration):
             self._work.send(None)
         self._moved()
 
     async def pause(self) -> None:
-        """See `FunctionRun`."""
+        """Wait until the caller has taken a response; called by the session."""
         await _suspend()
 
     async def call(self, calls: EnvCalls, function: Callable[..., Value], *arguments: Any) -> Value:
-        """See `FunctionRun`."""
+        """Call a method of the environment; called by the session."""
         return calls(function, *arguments)
 
     def cancel(self) -> None:
-        """See `FunctionRun`."""
+        """End it where it pauses."""
         self._work.close()
 
 
@@ -158,7 +130,7 @@ def _suspend() -> Generator[None, None, None]:
 
 
 class LoopRun:
-    """A function on the event loop of this process.
+    """A function on the event loop of this process; see `InlineRun`.
 
     Whatever it raises fails its episode alone: even an exit must not end the loop, which others use.
 
@@ -185,7 +157,7 @@ class LoopRun:
         self._is_cancelled = False
 
     def go_on(self) -> None:
-        """See `FunctionRun`; returns at once."""
+        """See `InlineRun`; returns at once."""
         if self._task is None:
             self._task = own_loop().start(self._run())
         else:
@@ -209,7 +181,7 @@ class LoopRun:
         self._clock.reschedule(None if self._limit is None else asyncio.get_running_loop().time() + self._limit)
 
     async def pause(self) -> None:
-        """See `FunctionRun`. A user's time-out does not interrupt it: a response that is asked for will come."""
+        """See `InlineRun`. A user's time-out does not interrupt it: a response that is asked for will come."""
         self._clock.reschedule(None)
         self._paused = Future()
         resumed = asyncio.wrap_future(self._paused)
@@ -223,7 +195,7 @@ class LoopRun:
         self._limit_from_now()
 
     async def call(self, calls: EnvCalls, function: Callable[..., Value], *arguments: Any) -> Value:
-        """See `FunctionRun`: in a thread of the environment, within a limit of its own."""
+        """See `InlineRun`: in a thread of the environment, within a limit of its own."""
         self._clock.reschedule(None)
         try:
             begun = asyncio.wrap_future(calls.begin(function, *arguments))
@@ -235,7 +207,7 @@ class LoopRun:
             self._limit_from_now()
 
     def cancel(self) -> None:
-        """See `FunctionRun`."""
+        """See `InlineRun`."""
         self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()

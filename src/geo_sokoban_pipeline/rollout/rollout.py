@@ -93,7 +93,6 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
     capacity = settings.rollout.max_environments or math.inf
     episodes: list[Episode] = []
     groups: dict[int, list[Episode]] = {}
-    engine_seconds: dict[int, float] = {}
     finished: dict[int, Trajectory] = {}
     # An episode is in one place: it waits for a place of an environment, its function is at work, its request is in the
     # engine, or its result is held because slow work goes on. Then it is over.
@@ -111,7 +110,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         for episode in new:
             episode.finalize(reward)
         for episode in new:
-            finished[episode.id] = episode.finish(engine, engine_seconds[episode.id])
+            finished[episode.id] = episode.finish(engine)
         return [finished[episode.id] for episode in chosen]
 
     def add(new_requests: Sequence[EpisodeRequest]) -> None:
@@ -120,7 +119,6 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         waiting.extend(new)
         for episode in new:
             groups.setdefault(episode.request.group_index, []).append(episode)
-            engine_seconds[episode.id] = 0.0
 
     def settle() -> list[Episode]:
         """Wait for functions at work; returns the episodes whose functions are not at work any more, in their order.
@@ -206,7 +204,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                     f"rollout.engine={engine.name}: it returned nothing while {_names(lost)} wait for a response."
                 )
             in_engine -= len(results)
-            _split_time(engine_seconds, results, time.perf_counter() - began)
+            _split_time(episodes, results, time.perf_counter() - began)
             # Environments start the slow work of all results before the first one is stepped.
             # A function of the user's may step something else than the response.
             for result in results if generate is play else ():
@@ -307,8 +305,8 @@ def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
         )
 
 
-def _split_time(engine_seconds: dict[int, float], results: Sequence[Result], seconds: float) -> None:
+def _split_time(episodes: Sequence[Episode], results: Sequence[Result], seconds: float) -> None:
     """Split a batch's time over its episodes, in proportion to their sampled tokens."""
     total = sum(len(result.token_ids) for result in results) or 1
     for result in results:
-        engine_seconds[result.id] += seconds * len(result.token_ids) / total
+        episodes[result.id].engine_seconds += seconds * len(result.token_ids) / total

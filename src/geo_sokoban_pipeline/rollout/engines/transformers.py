@@ -151,49 +151,29 @@ LogitsAt = Callable[[int, list[int]], Tensor]
 
 
 class FeatureBank:
-    """Vision features of every image encoded with the current weights, by content, in growing tables.
+    """Vision features of every image encoded with the current weights, by content.
 
     Attributes:
-        tables: as in `ImageFeatures`, with spare rows at the end.
+        tables: as in `ImageFeatures`, of all images.
     """
 
     def __init__(self) -> None:
         self.tables: list[Tensor] = []
         self._rows: dict[str, np.ndarray] = {}
-        self._used = 0
 
     def __contains__(self, key: str) -> bool:
         return key in self._rows
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def add(self, features: ImageFeatures) -> None:
         """Append the features of new images."""
-        new = features.tables
-        count = len(new[0])
-        if not self.tables:
-            self.tables = [torch.empty((0, table.shape[1]), dtype=table.dtype, device=table.device) for table in new]
-        self._reserve(self._used + count)
-        for table, rows in zip(self.tables, new, strict=True):
-            table[self._used : self._used + count] = rows
+        held = self.tables or [table[:0] for table in features.tables]
         for key, offset in features.offsets.items():
-            self._rows[key] = np.arange(offset, offset + features.counts[key]) + self._used
-        self._used += count
+            self._rows[key] = np.arange(offset, offset + features.counts[key]) + len(held[0])
+        self.tables = [torch.cat(parts) for parts in zip(held, features.tables, strict=True)]
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
         """(M,) int64 rows of images, one after the other."""
         return np.concatenate([self._rows[key] for key in keys]) if len(keys) else np.empty(0, np.int64)
-
-    def _reserve(self, rows: int) -> None:
-        held = len(self.tables[0])
-        if rows <= held:
-            return
-        size = max(rows, 2 * held)
-        for index, table in enumerate(self.tables):
-            grown = table.new_empty((size, table.shape[1]))
-            grown[: self._used] = table[: self._used]
-            self.tables[index] = grown
 
 
 @dataclass
