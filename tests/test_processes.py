@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from geo_sokoban_pipeline import processes
-from geo_sokoban_pipeline.processes import count_cores, kill_group, supervised, tethered
+from geo_sokoban_pipeline.processes import count_cores, kill_group, tethered
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 # Starts a command in a way of `processes`, prints its number once it is up, and waits to be killed.
@@ -56,15 +56,6 @@ def test_a_tethered_command_of_a_parent_that_is_gone_never_starts() -> None:
     words[words.index(str(os.getpid()))] = "1"  # this process is not process 1
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("", 128 + signal.SIGTERM)
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 128 + 9)]
-)
-def test_supervision_returns_the_exit_code(code: str, expected: int) -> None:
-    words = supervised([sys.executable, "-c", code], 1.0)
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor:
-        assert supervisor.wait(60) == expected
 
 
 def test_group_0_is_never_signalled() -> None:

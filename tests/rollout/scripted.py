@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import EnvOptions, RewardOptions
 
 PROMPT = "nine char"
+OWN_LOOP = f"{__name__}.same_loop"
 Response = tuple[str, str]
 
 
@@ -169,6 +171,27 @@ def make_settings(
     )
 
 
+async def same_loop(session, request):
+    """The built-in loop, written by a user."""
+    await session.open()
+    session.prompt(request.prompt)
+    while (text := await session.respond()) is not None:
+        await asyncio.sleep(0)
+        observation, done, info = await session.step(text)
+        session.end_turn(info, done=done)
+        if session.is_pending:
+            session.observe(await session.call(session.env.format_observation, observation))
+
+
+def requests_of(rows: Sequence[dict[str, Any]], size: int | None = None) -> list[EpisodeRequest]:
+    """A request for each row, in groups of a size; None: in one group."""
+    size = size or len(rows)
+    return [
+        EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, n // size, n % size, n)
+        for n, row in enumerate(rows)
+    ]
+
+
 def play_scripted(
     responses: dict[int, list[Response]] | list[Response],
     settings: RolloutSettings,
@@ -177,9 +200,7 @@ def play_scripted(
     """Play one episode per row (one row by default) with scripted responses."""
     made.clear()
     engine = ScriptedEngine(responses)
-    rows = rows or [{}]
-    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, 0, n, n) for n, row in enumerate(rows)]
-    return rollout(engine, CharacterPolicy(), tasks, settings), engine
+    return rollout(engine, CharacterPolicy(), requests_of(rows or [{}]), settings), engine
 
 
 def geometry_settings(turns: int, reward: str = "math_reward") -> RolloutSettings:

@@ -4,40 +4,41 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import product
 from typing import Any
 
 import pytest
 
 from geo_sokoban_pipeline.progress import Clock
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.rollout.functions import STUCK, EnvCalls, EnvTimeoutError
 from geo_sokoban_pipeline.training.worker import Worker
 from rollout.scripted import (
-    PROMPT,
+    OWN_LOOP,
     CharacterPolicy,
     ScriptedEngine,
     TalkEnv,
     made,
     make_settings,
     play_scripted,
+    requests_of,
 )
 
 LIMIT = 0.3
+BUILT_IN = "geo_sokoban_pipeline.rollout.rollout.rollout"
 FIVE = ("abcde", "stop")
 waiting = threading.Event()  # set at the end of a test, so that no thread is left
-threads: list[str] = []
 
 
 class HangingEnv(TalkEnv):
-    """Waits in the method that it is given."""
+    """Waits in the method that it is given; knows in which threads its methods have run."""
 
     def __init__(self, hangs: str) -> None:
         super().__init__(ends_after=2)
-        self.hangs = hangs
+        self.hangs, self.threads = hangs, {threading.current_thread()}
 
     def _maybe_raise(self, place: str) -> None:
-        threads.append(threading.current_thread().name)
-        if getattr(self, "hangs", "") == place:
+        self.threads.add(threading.current_thread())
+        if self.hangs == place:
             waiting.wait(60)
 
     def prepare(self, text: str) -> None:
@@ -64,44 +65,53 @@ def build_env(sample: dict[str, Any], args: dict[str, Any]) -> HangingEnv:
 
 @pytest.fixture(autouse=True)
 def _ended() -> Any:
-    threads.clear()
     waiting.clear()
     yield
     waiting.set()
 
 
-def play(hangs: str, limit: float | None = LIMIT) -> Any:
+def play(hangs: str, limit: float | None = LIMIT, function: str = BUILT_IN) -> Any:
     """Two episodes, of which the first hangs."""
-    settings = make_settings(max_turns=3, env_timeout=limit, factory=f"{__name__}.build_env")
+    settings = make_settings(max_turns=3, env_timeout=limit, factory=f"{__name__}.build_env", function=function)
     episodes, _ = play_scripted({0: [FIVE] * 3, 1: [FIVE] * 3}, settings, [{"hangs": hangs}, {"hangs": ""}])
     return episodes
 
 
 @pytest.mark.parametrize(
-    "place", ["build_env", "reset", "prepare", "step", "format_observation", "finalize", "metadata", "final_metrics"]
+    ("place", "function"),
+    [
+        *((place, BUILT_IN) for place in ("prepare", "finalize", "metadata", "final_metrics")),
+        *product(("build_env", "reset", "step", "format_observation"), (BUILT_IN, OWN_LOOP)),
+    ],
 )
-def test_a_call_that_is_too_late_fails_its_episode_alone(place: str) -> None:
-    hung, other = play(place)
+def test_a_call_that_is_too_late_fails_its_episode_alone(place: str, function: str) -> None:
+    hung, other = play(place, function=function)
     name = {"final_metrics": "measure_episode"}.get(place, place)
     wanted = f"EnvTimeoutError: {name} of the environment took longer than rollout.env_timeout={LIMIT:g} s"
-    assert (hung.status, hung.error, hung.reward) == ("failed", wanted, None)
+    assert (hung.status, hung.error.partition(", in ")[0], hung.reward) == ("failed", wanted, None)
     assert (other.status, other.reward, other.metrics["success"]) == ("completed", 2.0, 1.0)
     stuck = [thread for thread in threading.enumerate() if thread.name == STUCK]
     assert [thread.daemon for thread in stuck] == [True], "the command ends without it"
-    assert set(threads) <= {"environment", STUCK}
 
 
-def test_closing_may_hang_without_harm() -> None:
-    hung, _ = play("close")
+@pytest.mark.parametrize("function", [BUILT_IN, OWN_LOOP])
+def test_closing_may_hang_without_harm(function: str) -> None:
+    hung, _ = play("close", function=function)
     assert (hung.status, hung.reward) == ("completed", 2.0)
 
 
-def test_a_limit_takes_a_thread_that_ends_with_its_episode() -> None:
-    play("", limit=None)
-    assert set(threads) == {"MainThread"}
-    play("")
-    for thread in threading.enumerate():
-        if thread.name == "environment":
+@pytest.mark.parametrize(
+    ("limit", "function", "is_own"), [(None, BUILT_IN, False), (LIMIT, BUILT_IN, True), (None, OWN_LOOP, True)]
+)
+def test_a_limit_or_an_own_loop_takes_a_thread_that_ends_with_its_episode(
+    limit: float | None, function: str, is_own: bool
+) -> None:
+    play("", limit, function)
+    threads = [thread for env in made for thread in env.threads]  # type: ignore[attr-defined]
+    assert len(threads) == 2, "one for each environment"
+    for thread in set(threads):
+        assert (thread is not threading.main_thread()) == is_own
+        if is_own:
             thread.join(10)
             assert not thread.is_alive()
 
@@ -144,12 +154,11 @@ def test_a_slow_reward_is_no_standstill_and_a_hanging_engine_is(engine: Any, is_
     worker = Worker(CharacterPolicy(), None)  # type: ignore[arg-type]
     worker.engine = engine([FIVE])
     settings = make_settings(reward=f"{__name__}.slow_reward", max_turns=1)
-    request = EpisodeRequest("t0", {"id": "r0", "prompt": PROMPT}, 0, 0, 0)
     clock, longest = Clock(), 0.0
 
     def roll_out() -> None:
         with clock.working():
-            worker.rollout_groups(sent.append, 1, [request], settings, is_all=True, is_streamed=False)
+            worker.rollout_groups(sent.append, 1, requests_of([{}]), settings, is_all=True, is_streamed=False)
 
     thread = threading.Thread(target=roll_out)
     thread.start()

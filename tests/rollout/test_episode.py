@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.hooks.command_line import explain
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.rollout.rollout import (
     LostRequestsError,
     TooManyFailuresError,
@@ -23,19 +22,11 @@ from geo_sokoban_pipeline.rollout.rollout import (
 from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.trajectories.schema import TableContext, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
-from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
+from rollout.scripted import CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted, requests_of
 from task_options import EnvOptions, RewardOptions
 
 STOP = ("abcd", "stop")
 CONTEXT = TableContext(image_pad_id=-1, merge_size=2, tokenizer_hash="t", template_hash="c", processor_hash="p")
-
-
-def requests_of(*environments, size=1):
-    """Requests of groups of a size, with these environments."""
-    return [
-        EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, "env": env}, n // size, n % size, n)
-        for n, env in enumerate(environments)
-    ]
 
 
 def check(episodes):
@@ -70,7 +61,11 @@ def test_episodes_know_how_difficult_their_prompt_is(task, wanted):
 def test_every_environment_is_closed_once_and_every_episode_counted():
     """One that fails to close costs nothing."""
     rows = [{"ends_after": 1}, {"raises": "step"}, {"raises": "reset"}, {"ends_after": 1, "raises": "close"}]
-    requests, engine, ended = requests_of(*rows), ScriptedEngine({n: [STOP] for n in (0, 1, 3)}), []
+    requests, engine, ended = (
+        requests_of([{"env": row} for row in rows]),
+        ScriptedEngine({n: [STOP] for n in (0, 1, 3)}),
+        [],
+    )
     made.clear()
     episodes = rollout(engine, CharacterPolicy(), requests, make_settings(), ended.append)
     assert [episode.status for episode in episodes] == ["completed", "failed", "failed", "completed"]
@@ -102,7 +97,7 @@ def test_the_engines_time_is_split_by_tokens():
                 pass
             return [result for results in iter(super().poll, []) for result in results]
 
-    tasks = requests_of(*[None] * 3)
+    tasks = requests_of([{}] * 3)
     given = {0: [("a" * 30, "stop")] * 2, 1: [("a" * 10, "stop")] * 2, 2: [("", "abort")]}
     began = time.perf_counter()
     episodes = rollout(Batches(given), CharacterPolicy(), tasks, make_settings({"ends_after": 2}))
@@ -175,7 +170,7 @@ def test_own_code_from_a_file_or_a_module(tmp_path, monkeypatch, place):
     env, worth = EnvOptions(factory=factory, args={"turns": 2}), RewardOptions(function=reward, args={"worth": 3})
     own = replace(make_settings(), env=env, reward=worth, task="own")
     play = load_object(function, default_name="rollout")
-    episodes = play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), requests_of(*[None] * 3), own)
+    episodes = play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), requests_of([{}] * 3), own)
     assert [(e.reward, e.reward_parts, e.task) for e in episodes] == [(6.0, {"status_known": 1.0}, "own")]
 
 
@@ -202,7 +197,7 @@ def test_episodes_are_given_up_once_enough_groups_are_over():
         seen.append([episode.trajectory_id for episode in over])
         return len({episode.group_index for episode in over}) == 2
 
-    tasks = requests_of(*[None] * 6, size=2)
+    tasks = requests_of([{}] * 6, size=2)
     engine = ScriptedEngine({n: [STOP] for n in range(6)})
     made.clear()
     episodes = rollout(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}), enough=enough)
@@ -245,7 +240,7 @@ def test_an_own_rollout_function_returns_the_episodes_asked_for(monkeypatch, alt
     assert load_rollout_fn(make_settings().rollout) is rollout
     name = f"{__name__}.altered_rollout"
     own = load_rollout_fn(make_settings(function=name).rollout)
-    requests = requests_of(*[None] * 3, size=3)
+    requests = requests_of([{}] * 3)
     arguments = ScriptedEngine({n: [STOP] for n in range(3)}), CharacterPolicy(), requests, make_settings(max_turns=1)
     if said is None:
         assert [episode.trajectory_id for episode in own(*arguments)] == ["t0", "t1", "t2"]
@@ -273,14 +268,14 @@ def worker_of(count):
 
 def test_a_worker_sends_whole_groups_alone():
     settings = make_settings(function=f"{__name__}.hasty_rollout", max_turns=1)
-    requests, sent = requests_of(*[None] * 4, size=2), []
+    requests, sent = requests_of([{}] * 4, size=2), []
     with pytest.raises(WrongEpisodesError, match=r"hasty_rollout: must return .* missing: t1\.$"):
         worker_of(4).rollout_groups(sent.append, 1, requests, settings, is_all=True, is_streamed=True)
     assert sent == []
 
 
 def test_groups_for_an_earlier_rollout_are_ignored():
-    requests, worker, sent = requests_of(None, None), worker_of(2), []
+    requests, worker, sent = requests_of([{}] * 2, size=1), worker_of(2), []
     worker.add_groups(5, requests[1:], is_all=True, is_stopped=False)  # it may come before the rollout begins
     worker.add_groups(4, (), is_all=True, is_stopped=True)
     worker.rollout_groups(sent.append, 5, requests[:1], make_settings(max_turns=1), is_all=False, is_streamed=True)
@@ -295,7 +290,7 @@ class ForgetfulEngine(ScriptedEngine):
 
 
 def test_an_engine_that_loses_requests_ends_the_rollout():
-    requests = requests_of(*[None] * 3, size=3)
+    requests = requests_of([{}] * 3)
     engine = ForgetfulEngine({n: [STOP] for n in range(3)})
     with pytest.raises(
         LostRequestsError, match=r"^rollout.engine=scripted: it returned nothing while t0, t1 wait for a resp"

@@ -9,7 +9,7 @@ import time
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +21,10 @@ from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings, play, responses_of
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.tasks import task_or_plain
-from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.trajectories.schema import TableContext, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from rollout.scripted import (
+    OWN_LOOP,
     PROMPT,
     BatchEngine,
     CharacterPolicy,
@@ -33,23 +33,12 @@ from rollout.scripted import (
     made,
     make_settings,
     play_scripted,
+    requests_of,
 )
 from task_options import EnvOptions, RewardOptions
 
 CONTEXT = TableContext(image_pad_id=-1, merge_size=2, tokenizer_hash="t", template_hash="c", processor_hash="p")
 STOP = ("abcd", "stop")
-
-
-async def same_loop(session, request):
-    """The built-in loop, written by a user."""
-    await session.open()
-    session.prompt(request.prompt)
-    while (text := await session.respond()) is not None:
-        await asyncio.sleep(0)
-        observation, done, info = await session.step(text)
-        session.end_turn(info, done=done)
-        if session.is_pending:
-            session.observe(await session.call(session.env.format_observation, observation))
 
 
 async def without_environment(session, request):
@@ -146,6 +135,7 @@ def equal(one, other):
         ([{}, {}], {"max_response_tokens": 20, "rules": {"drop_overflowing_observation": True}}),
         ([{}], {"max_context_tokens": 9}),  # the prompt alone fills it
         ([{"ends_after": 2}, {}], {"preset": "slime_exact", "max_turns": 3, "max_response_tokens": 30}),
+        ([{"ends_after": 2}, {}], {"max_turns": 3, "rules": {"step_before_finish_check": True}}),
         ([{"raises": "build"}, {"raises": "reset"}, {"raises": "step"}, {"raises": "format_observation"}, {}], {}),
     ],
 )
@@ -154,7 +144,7 @@ def test_the_loop_written_by_a_user_gives_the_same_episodes(rows, given, last):
     responses = {n: [STOP, (f"response {n}", last), *[STOP] * 20] for n in range(len(rows))}
     found = [
         play_scripted(responses, settings, [{"env": row} for row in rows])[0]
-        for settings in (make_settings(**given), settings_of("same_loop", **given))
+        for settings in (make_settings(**given), make_settings(function=OWN_LOOP, **given))
     ]
     for episodes in found:
         for episode in episodes:
@@ -162,20 +152,9 @@ def test_the_loop_written_by_a_user_gives_the_same_episodes(rows, given, last):
     equal(*found)
 
 
-def test_a_cut_off_response_is_carried_out_where_the_rules_say_so():
-    rules = {"step_before_finish_check": True}
-    for end in ("length", "abort"):
-        responses, rows = {0: [STOP, ("cut", end)]}, [{"env": {}}]
-        ours, _ = play_scripted(responses, make_settings(rules=rules), rows)
-        heard = made[0].heard
-        theirs, _ = play_scripted(responses, settings_of("same_loop", rules=rules), rows)
-        assert heard == made[0].heard == ["abcd", "cut"]
-        equal(ours, theirs)
-
-
 def sokoban_settings(function=None):
     args = {"max_actions_per_turn": 1, "cell_px": 16, "observation_style": "brief"}
-    own = {} if function is None else {"function": f"{__name__}.{function}"}
+    own = {} if function is None else {"function": function}
     limits = RolloutOptions(max_turns=4, max_tokens_per_turn=9, **own)
     return RolloutSettings(EnvOptions(args=args), RewardOptions(), limits, SamplingOptions(), 0, "sokoban")
 
@@ -185,18 +164,18 @@ def test_with_a_model_and_images_tokens_are_equal_and_the_episodes_replay(tiny_p
     tasks = [EpisodeRequest(f"g{g}/s{s}", rows[g], g, s, 100 * g + s) for g in range(3) for s in range(2)]
     found = {
         name: rollout(TransformersEngine(tiny_policy), tiny_policy, tasks, sokoban_settings(name))
-        for name in (None, "same_loop")
+        for name in (None, OWN_LOOP)
     }
     for ours, theirs in zip(*found.values(), strict=True):
         assert ours.token_ids.tolist() == theirs.token_ids.tolist()
         assert ours.images == theirs.images
         np.testing.assert_allclose(ours.rollout_log_probs, theirs.rollout_log_probs, atol=1e-5)
         assert (ours.reward, ours.reward_parts, ours.metrics) == (theirs.reward, theirs.reward_parts, theirs.metrics)
-    validate_trajectories(trajectories_to_table(found["same_loop"], tiny_policy.table_context))
-    task, settings = task_or_plain("sokoban"), sokoban_settings("same_loop")
+    validate_trajectories(trajectories_to_table(found[OWN_LOOP], tiny_policy.table_context))
+    task, settings = task_or_plain("sokoban"), sokoban_settings(OWN_LOOP)
     replayer = Replayer(tiny_policy, settings.env, settings.reward, settings.rollout, task)
-    assert replayer.differences(found["same_loop"], prompts_by_key(rows, task)) == []
-    changed = replace(found["same_loop"][0], reward=0.123)
+    assert replayer.differences(found[OWN_LOOP], prompts_by_key(rows, task)) == []
+    changed = replace(found[OWN_LOOP][0], reward=0.123)
     assert [name for name, _ in replayer.differences([changed], prompts_by_key(rows, task))] == ["g0/s0"]
 
 
@@ -231,9 +210,9 @@ def test_batches_of_a_seeded_engine_do_not_depend_on_the_clock():
             batches.append([request.id for request in requests])
             super().submit(requests)
 
-    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, 0, n, n) for n in range(6)]
     batches: list[list[int]] = []
-    rollout(Batches({n: [STOP] * 3 for n in range(6)}), CharacterPolicy(), tasks, settings_of("shuffled"))
+    engine = Batches({n: [STOP] * 3 for n in range(6)})
+    rollout(engine, CharacterPolicy(), requests_of([{}] * 6), settings_of("shuffled"))
     assert batches == [[*range(6)]] * 3 + [[]] * batches.count([])
 
 
@@ -259,8 +238,7 @@ def test_with_servers_an_episode_does_not_wait_for_the_function_of_another():
 
     over.clear()
     responses = {0: [STOP, ("", "abort")], 1: [STOP] * 3}
-    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, 0, n, n) for n in range(2)]
-    episodes = rollout(Server(responses), CharacterPolicy(), tasks, settings_of("gated"))
+    episodes = rollout(Server(responses), CharacterPolicy(), requests_of([{}] * 2), settings_of("gated"))
     assert [episode.status for episode in episodes] == ["aborted", "completed"]
 
 
@@ -324,9 +302,8 @@ def test_whatever_happens_in_a_function_stays_in_its_episode():
         {"does": does, "env": {}} for does in ("", "impatient", "cancels", "exits", "cancels itself", *mischief, "")
     ]
     made.clear()
-    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, 0, n, n) for n, row in enumerate(rows)]
-    settings = settings_of("escaping", env_timeout=0.5)
-    episodes = rollout(SlowEngine({n: [STOP] for n in range(len(rows))}), CharacterPolicy(), tasks, settings)
+    engine, settings = SlowEngine({n: [STOP] for n in range(len(rows))}), settings_of("escaping", env_timeout=0.5)
+    episodes = rollout(engine, CharacterPolicy(), requests_of(rows), settings)
     errors = {row["does"]: (episode.error or "").partition(":")[0] for row, episode in zip(rows, episodes, strict=True)}
     assert errors == {
         "": "",
@@ -340,60 +317,6 @@ def test_whatever_happens_in_a_function_stays_in_its_episode():
     }
     assert all(env.closed == 1 for env in made)
     assert play_scripted([STOP], settings_of("without_environment", max_turns=1))[0][0].status == "completed"
-
-
-class Threads:
-    """Where the methods of environments run, by episode."""
-
-    seen: ClassVar[dict[str, set[int]]] = {}
-
-
-class ThreadEnv(TalkEnv):
-    """As one with a connection of its thread; hangs where it is told to."""
-
-    def __init__(self, name: str, hangs: str) -> None:
-        super().__init__(ends_after=2)
-        self.name, self.hangs = name, hangs
-        self.note("build")
-
-    def note(self, place):
-        Threads.seen.setdefault(self.name, set()).add(threading.get_ident())
-        if place == self.hangs:
-            over.wait(20)
-
-    def _maybe_raise(self, place):
-        if hasattr(self, "name"):
-            self.note(place)
-
-    def final_metrics(self):
-        self.note("final_metrics")
-        return {"success": 1.0}
-
-
-def build_thread_env(sample, args):
-    return ThreadEnv(sample["id"], sample.get("hangs", ""))
-
-
-def test_an_environment_has_one_thread_in_a_users_loop():
-    Threads.seen.clear()
-    settings = settings_of("same_loop", factory=f"{__name__}.build_thread_env")
-    episodes, _ = play_scripted({n: [STOP] * 2 for n in range(3)}, settings, [{}] * 3)
-    assert [episode.status for episode in episodes] == ["completed"] * 3
-    assert [len(threads) for threads in Threads.seen.values()] == [1, 1, 1]
-    assert threading.get_ident() not in set.union(*Threads.seen.values())
-
-
-@pytest.mark.parametrize("place", ["build", "reset", "step", "format_observation", "final_metrics", "close"])
-def test_an_environment_that_hangs_in_a_users_loop_costs_its_episode_alone(place):
-    over.clear()
-    settings = settings_of("same_loop", factory=f"{__name__}.build_thread_env", env_timeout=0.3)
-    try:
-        episodes, _ = play_scripted({n: [STOP] * 2 for n in range(3)}, settings, [{}, {"hangs": place}, {}])
-    finally:
-        over.set()
-    wanted = "completed" if place == "close" else "failed"
-    assert [episode.status for episode in episodes] == ["completed", wanted, "completed"]
-    assert place == "close" or "took longer than rollout.env_timeout=0.3 s" in episodes[1].error
 
 
 def test_an_environment_may_be_slow_within_its_own_limit():
@@ -443,19 +366,10 @@ def test_a_fork_begins_with_the_given_responses():
     whole, _ = play_scripted({0: [("one", "stop"), ("two", "stop"), ("x", "stop")]}, settings_of("without_environment"))
     engine = ScriptedEngine({0: [("x", "stop")]})
     past = responses_of(whole[0])[:2]
-    request = EpisodeRequest("t0", {"id": "r0", "prompt": PROMPT}, 0, 0, 0, past=past)
-    again = rollout(engine, CharacterPolicy(), [request], settings_of("without_environment"))
+    (request,) = requests_of([{}])
+    again = rollout(engine, CharacterPolicy(), [replace(request, past=past)], settings_of("without_environment"))
     assert len(engine.requests) == 1
     equal(whole, again)
-
-
-def test_a_worker_sends_each_group_as_it_ends():
-    worker, sent = Worker(CharacterPolicy(), None), []
-    worker.engine = ScriptedEngine({n: [STOP, ("x", "stop")] for n in range(4)})
-    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n // 2, n % 2, n) for n in range(4)]
-    worker.rollout_groups(sent.append, 1, tasks, settings_of("without_environment"), is_all=True, is_streamed=True)
-    assert sorted([episode.trajectory_id for episode in group] for group in sent) == [["t0", "t1"], ["t2", "t3"]]
-    assert len(sent) == 2
 
 
 def test_a_rollout_that_ends_early_leaves_no_function_behind():
@@ -464,7 +378,7 @@ def test_a_rollout_that_ends_early_leaves_no_function_behind():
             raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError):
-        play_on(Lost({}), settings_of("noted"))
+        rollout(Lost({}), CharacterPolicy(), requests_of([{}]), settings_of("noted"))
     deadline = time.monotonic() + 10
     while "left" not in notes and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -482,63 +396,49 @@ async def noted(session, request):
         notes.append("left")
 
 
-def play_on(engine, settings):
-    return rollout(engine, CharacterPolicy(), [EpisodeRequest("t0", {"id": "r0", "prompt": PROMPT}, 0, 0, 0)], settings)
-
-
 # Environments in turn.
 
 
-class Counted:
-    """Environments that are open, and the most that ever were."""
+class CountedEnv(TalkEnv):
+    """Counts those that are open, and the most that ever were."""
 
     now = most = 0
 
-
-class CountedEnv:
-    def __init__(self, turns: int, raises: bool) -> None:
-        Counted.now += 1
-        Counted.most = max(Counted.most, Counted.now)
-        self.left, self.raises, self.is_open = turns, raises, True
-
-    def reset(self):
-        return None, {}
-
-    def step(self, text):
-        if self.raises:
-            raise RuntimeError("broken")
-        self.left -= 1
-        return {"obs_str": "ok"}, self.left == 0, {"turn_reward": 0.5}
-
-    def format_observation(self, observation):
-        return user_message(observation)
+    def __init__(self, **given):
+        super().__init__(**given)
+        CountedEnv.now += 1
+        CountedEnv.most = max(CountedEnv.most, CountedEnv.now)
 
     def final_metrics(self):
-        assert self.is_open
+        assert not self.closed
         return {"success": 1.0}
 
     def close(self):
-        Counted.now -= self.is_open
-        self.is_open = False
+        super().close()
+        CountedEnv.now -= 1
 
 
 def build_counted(sample, args):
-    return CountedEnv(sample["turns"], sample.get("raises", False))
+    made.append(CountedEnv(**sample["env"]))
+    return made[-1]
 
 
-@pytest.mark.parametrize("function", ["geo_sokoban_pipeline.rollout.rollout.rollout", f"{__name__}.same_loop"])
+@pytest.fixture
+def _none_is_open():
+    """Count from now on."""
+    CountedEnv.now = CountedEnv.most = 0
+    made.clear()
+
+
+@pytest.mark.usefixtures("_none_is_open")
+@pytest.mark.parametrize("function", ["geo_sokoban_pipeline.rollout.rollout.rollout", OWN_LOOP])
 @pytest.mark.parametrize("capacity", [1, 3, None])
 def test_so_many_environments_are_open_at_once(capacity, function):
-    Counted.now = Counted.most = 0
     settings = make_settings(
         factory=f"{__name__}.build_counted", function=function, max_turns=5, max_environments=capacity
     )
-    tasks = [
-        EpisodeRequest(
-            f"t{n}", {"id": f"r{n}", "prompt": PROMPT, "turns": 1 + n % 3, "raises": n == 4}, n // 2, n % 2, n
-        )
-        for n in range(8)
-    ]
+    rows = [{"env": {"ends_after": 1 + n % 3, "raises": "step" if n == 4 else ""}} for n in range(8)]
+    tasks = requests_of(rows, size=2)
     groups: list[list[str]] = []
 
     def enough(complete):
@@ -547,7 +447,8 @@ def test_so_many_environments_are_open_at_once(capacity, function):
 
     engine = BatchEngine({n: [STOP] * 3 for n in range(8)})
     episodes = rollout(engine, CharacterPolicy(), tasks, settings, enough=enough)
-    assert (Counted.now, Counted.most) == (0, capacity or 8)
+    assert (CountedEnv.now, CountedEnv.most) == (0, capacity or 8)
+    assert [env.closed for env in made] == [1] * 8
     assert [episode.trajectory_id for episode in episodes] == [f"t{n}" for n in range(8)]
     assert [episode.status for episode in episodes] == ["failed" if n == 4 else "completed" for n in range(8)]
     assert [len(episode.turns) // 2 for episode in episodes] == [1 if n == 4 else 1 + n % 3 for n in range(8)]
@@ -555,14 +456,14 @@ def test_so_many_environments_are_open_at_once(capacity, function):
     assert sorted(groups[-1]) == [f"t{n}" for n in range(8)]
 
 
+@pytest.mark.usefixtures("_none_is_open")
 def test_what_has_not_begun_ends_as_aborted_once_there_is_enough():
-    Counted.now = Counted.most = 0
     settings = make_settings(factory=f"{__name__}.build_counted", max_turns=5, max_environments=2)
-    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, "turns": 1}, n // 2, n % 2, n) for n in range(6)]
+    tasks = requests_of([{"env": {"ends_after": 1}}] * 6, size=2)
     engine = BatchEngine({n: [STOP] * 3 for n in range(6)})
     episodes = rollout(engine, CharacterPolicy(), tasks, settings, enough=lambda complete: True)
     assert [episode.status for episode in episodes] == ["completed"] * 2 + ["aborted"] * 4
-    assert (Counted.now, Counted.most) == (0, 2)
+    assert (CountedEnv.now, CountedEnv.most) == (0, 2)
     assert len(engine.requests) == 2
 
 
