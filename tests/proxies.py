@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, web
+
+from geo_sokoban_pipeline.background import BackgroundLoop
 
 # Changes the bytes of an answer, or says what happens instead of it.
 Fault = Callable[[bytes], bytes] | str
@@ -32,10 +33,8 @@ class Proxy:
         self.answered = self.most = 0
         self.is_closed = False
         self._faults: dict[str, list[Fault]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.url = self._run(self._open())
+        self._loop = BackgroundLoop("proxy")
+        self.url = self._loop.run(self._open())
 
     def order(self, path: str, *faults: Fault) -> None:
         """Faults of the next requests to a path: a function of the answer, `drop`, `500`, or so many seconds
@@ -50,13 +49,8 @@ class Proxy:
 
     def close(self) -> None:
         self.is_closed = True
-        self._run(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._loop.run(self._close())
         self._loop.close()
-
-    def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _open(self) -> str:
         self._session = ClientSession(timeout=ClientTimeout(total=600))

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from geo_sokoban_pipeline import processes
 from geo_sokoban_pipeline.processes import count_cores, kill_group, tethered
+from servers import all_gone
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 # Starts a command in a way of `processes`, prints its number once it is up, and waits to be killed.
@@ -27,18 +27,6 @@ time.sleep(600)
 """
 
 
-def is_gone(pid: int, seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:  # of process 1, which may not collect it
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux")
 def test_a_tethered_command_ends_with_a_parent_that_is_killed() -> None:
     source = os.path.dirname(os.path.dirname(processes.__file__))
@@ -46,9 +34,9 @@ def test_a_tethered_command_ends_with_a_parent_that_is_killed() -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert psutil.pid_exists(pid)
+        child = psutil.Process(pid)
         parent.kill()
-    assert is_gone(pid)
+    assert all_gone([child], 60.0)
 
 
 def test_a_tethered_command_of_a_parent_that_is_gone_never_starts() -> None:

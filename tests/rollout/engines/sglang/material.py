@@ -14,6 +14,7 @@ from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.drawing import render_observation
 from geo_sokoban_pipeline.rollout.engines.base import Request
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_response, write_request
 from policies.library import library_logits
 
 TOLERANCE = 1e-4  # the bar; measured differences are below 1e-5
@@ -45,6 +46,12 @@ def ask(engine, *requests):
     while results := engine.poll():
         responses |= {result.id: result for result in results}
     return responses
+
+
+async def ask_directly(client, engine, request, name):
+    """The response of a server to a request of this name, past the engine."""
+    body = write_request(request, engine.limits, name)
+    return read_response(await client.generate(body, name), request, engine.limits)
 
 
 def kill(pid):

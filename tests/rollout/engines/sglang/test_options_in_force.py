@@ -15,6 +15,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import RequestRefused, S
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
     LaunchedServer,
+    ServedModel,
     router_command,
     server_command,
     server_environment,
@@ -80,7 +81,7 @@ ASKED = {
 
 def words(**options: Any) -> list[str]:
     given = ServerOptions(**options)
-    return server_command(given, Path("/policy"), "bfloat16", longest=9000, port=4000, number=1, bias={"7": -1e9})
+    return server_command(given, Path("/policy"), ServedModel("bfloat16", 9000, {"7": -1e9}), port=4000, number=1)
 
 
 def flags(said: list[str]) -> dict[str, str]:

@@ -72,30 +72,27 @@ PARENT = """
 import os, signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a command in the background ignores it, and so its children
-sys.path[:0] = sys.argv[3:]
+sys.path[:0] = sys.argv[2:]
 from test_process_family import FAMILY
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServerProcess
 process = ServerProcess([sys.executable, "-c", FAMILY, "deaf"], os.environ, Path(sys.argv[1]), 0.5)
 while "pids" not in process.tail():
     time.sleep(0.05)
 print(process.pid, process.tail().split("pids")[1], flush=True)
-if sys.argv[2] == "raise":
-    raise SystemExit("an error")
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("ending", ["SIGKILL", "SIGTERM", "SIGINT", "raise"])
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_with_its_parent(tmp_path, ending):
     (tmp_path / "test_process_family.py").write_text(f"FAMILY = {FAMILY!r}")
     source = Path(__file__).parents[4] / "src"
-    words = [sys.executable, "-c", PARENT, str(tmp_path / "log"), ending, str(tmp_path), str(source)]
+    words = [sys.executable, "-c", PARENT, str(tmp_path / "log"), str(tmp_path), str(source)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
         assert parent.stdout is not None
         members = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         assert len(members) == 3
-        if ending != "raise":
-            parent.send_signal(getattr(signal, ending))
+        parent.send_signal(ending)
         parent.wait(60)
     assert all_gone(members)
 
@@ -163,7 +160,7 @@ http.server.HTTPServer((words["--host"], int(words["--port"])), Ready).serve_for
 """
 
 
-@pytest.mark.parametrize(("taken", "starts"), [(0, True), (2, True), (3, False)])
+@pytest.mark.parametrize(("taken", "starts"), [(2, True), (3, False)])
 def test_a_router_whose_port_was_taken_meanwhile_tries_another_one(tmp_path: Path, taken: int, starts: bool) -> None:
     program, tries = tmp_path / "python", tmp_path / "tries"
     program.write_text(ROUTER.format(python=sys.executable, tries=str(tries), taken=taken))

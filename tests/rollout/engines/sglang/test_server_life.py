@@ -14,8 +14,15 @@ from geo_sokoban_pipeline.config.server import FaultOptions
 from geo_sokoban_pipeline.rollout.engines.sglang import launcher
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_response, write_request
-from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, kill, request_with, strike
+from rollout.engines.sglang.material import (
+    ask,
+    ask_directly,
+    assert_sampled_by,
+    jolt,
+    kill,
+    request_with,
+    strike,
+)
 from servers import all_gone, launch_options, stop, tree
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
@@ -57,8 +64,7 @@ def assert_both_sample(engine, policy):
 async def _ask_directly(url, engine, request):
     client = ServerClient(url, FaultOptions(), 1)
     try:
-        body = write_request(request, engine.limits, "directly", bias=engine.limits.bias)
-        return read_response(await client.generate(body, "directly"), request, engine.limits)
+        return await ask_directly(client, engine, request, "directly")
     finally:
         await client.close()
 

@@ -17,10 +17,9 @@ from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_response, write_request
 from policies.library import library_log_probs
 from proxies import proxied
-from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
+from rollout.engines.sglang.material import ask, ask_directly, assert_sampled_by, jolt, request_with
 from servers import attached, launch_options
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
@@ -75,9 +74,8 @@ async def _knock(router, engine, proxies):
         for turn in range(3):
             for number in range(8):
                 request = request_with(engine.policy, [turn], max_new_tokens=1)
-                body = write_request(request, engine.limits, f"knock-{turn}-{number}", bias=engine.limits.bias)
                 before = [proxy.seen.count("/generate") for proxy in proxies]
-                read_response(await client.generate(body, f"conversation-{number}"), request, engine.limits)
+                await ask_directly(client, engine, request, f"conversation-{number}")
                 after = [proxy.seen.count("/generate") for proxy in proxies]
                 doors[number] |= {door for door in range(2) if after[door] > before[door]}
         return doors

@@ -58,7 +58,7 @@ def test_pads_that_belong_to_no_image(ids, counts):
 
 def test_a_request_on_the_wire():
     request = ask([1, PAD, PAD, 2], [image((1, 2, 4))], sampling=SamplingOptions(temperature=0.7, top_p=0.9, top_k=20))
-    body = write_request(request, LIMITS, "r1", bias=LIMITS.bias)
+    body = write_request(request, LIMITS, "r1")
     assert body["input_ids"] == [1, PAD, 2]
     assert body["image_data"] == ["data:image/png;base64," + base64.b64encode(b"png").decode()]
     assert (body["rid"], body["return_logprob"], body["logprob_start_len"]) == ("r1", True, -1)
@@ -81,13 +81,13 @@ def test_a_request_on_the_wire():
     ],
 )
 def test_sampling_on_the_wire(options, expected):
-    sampling = write_request(ask([1], sampling=options), LIMITS, "r", bias={})["sampling_params"]
+    sampling = write_request(ask([1], sampling=options), LIMITS, "r")["sampling_params"]
     assert {name: sampling[name] for name in expected} == expected
     assert ("top_k" in sampling) == ("top_k" in expected)
 
 
 def test_a_large_seed_fits_the_server():
-    body = write_request(ask([1], seed=(1 << 62) + 5), LIMITS, "r", bias={})
+    body = write_request(ask([1], seed=(1 << 62) + 5), LIMITS, "r")
     assert body["sampling_params"]["sampling_seed"] == 5
     assert "image_data" not in body
 

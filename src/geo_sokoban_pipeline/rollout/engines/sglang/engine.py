@@ -285,7 +285,6 @@ class Dispatcher:
         self.limits = limits
         self.version = 0
         self.cached_tokens: dict[int, int] = {}
-        self._bias = limits.bias
         self._version_of = version_of
         self._aborted: dict[int, asyncio.Event] = {}
         self._numbers = itertools.count()
@@ -332,7 +331,7 @@ class Dispatcher:
 
     async def _try_once(self, server: Server, request: Request, aborted: asyncio.Event) -> Response:
         rid = f"{self._name}-{next(self._numbers)}."  # the dot: servers abort all requests whose id begins with a rid
-        body = write_request(request, self.limits, rid, bias=self._bias)
+        body = write_request(request, self.limits, rid)
         possible = self.fleet.possible_servers(server)
         for one in possible:
             one.in_flight += 1

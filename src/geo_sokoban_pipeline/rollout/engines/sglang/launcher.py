@@ -90,9 +90,9 @@ class ServedModel:
     """The facts about a policy that the command of a server needs; picklable.
 
     Attributes:
-        dtype: of the policy.
+        dtype: of the policy; used if the options name none.
         longest: tokens of its longest conversation.
-        bias: default logit bias of requests.
+        bias: default logit bias of requests, because the router removes it from them.
     """
 
     dtype: str
@@ -174,20 +174,9 @@ class ServerProgram:
             if not same_port and self.options.ports is None:
                 self.port = find_ports(self.options.host, 1)[0]
             _check_start(self.options, self.port)
-            model = self._model
-            command = server_command(
-                self.options,
-                self._folder,
-                model.dtype,
-                model.longest,
-                self.port,
-                self.number,
-                model.bias,
-                gpu=self._gpu,
-            )
-            self._process = ServerProcess(
-                command, server_environment(self.options, self._variables), self.log, self.options.faults.grace
-            )
+            command = server_command(self.options, self._folder, self._model, self.port, self.number, gpu=self._gpu)
+            environment = server_environment(self.options, self._variables)
+            self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
             self.released.clear()
 
     def lost(self) -> str | None:
@@ -334,11 +323,9 @@ def kind_of(options: ServerOptions, policy: Policy) -> str:
 def server_command(
     options: ServerOptions,
     folder: Path,
-    dtype: str,
-    longest: int,
+    model: ServedModel,
     port: int,
     number: int,
-    bias: Mapping[str, float],
     *,
     gpu: int | None = None,
 ) -> list[str]:
@@ -346,9 +333,6 @@ def server_command(
 
     Args:
         folder: of the policy.
-        dtype: of the policy; used if the options name none.
-        longest: tokens of the longest conversation of the policy's model.
-        bias: default logit bias of requests, because the router removes it from them.
         gpu: number of the first GPU. None: servers follow each other from `first_gpu` on.
     """
     if gpu is None:
@@ -358,15 +342,15 @@ def server_command(
         "--host": options.host,
         "--port": port,
         "--device": options.device,
-        "--dtype": options.dtype or dtype,
+        "--dtype": options.dtype or model.dtype,
         "--tp-size": options.tensor_parallel,
         "--random-seed": options.random_seed + number,
         "--mem-fraction-static": options.memory_fraction,
         "--max-total-tokens": options.max_total_tokens,
-        "--context-length": options.context_tokens and min(options.context_tokens + SPARE_TOKENS, longest),
+        "--context-length": options.context_tokens and min(options.context_tokens + SPARE_TOKENS, model.longest),
         "--attention-backend": options.attention_backend,
         "--mm-attention-backend": options.mm_attention_backend,
-        "--preferred-sampling-params": json.dumps({"logit_bias": dict(bias)}),
+        "--preferred-sampling-params": json.dumps({"logit_bias": dict(model.bias)}),
         "--base-gpu-id": gpu if options.device == "cuda" else None,
     }
     words = [str(_interpreter(options)), "-m", "sglang.launch_server"]

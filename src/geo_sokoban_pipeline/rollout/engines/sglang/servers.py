@@ -140,8 +140,7 @@ class Server:
             if launched is not None and not (is_taken and attempt == 0):
                 # In a thread, because ending a hanging server takes long, and the other servers must continue.
                 await asyncio.to_thread(launched.start, same_port=attempt == 0)
-            await self.client.close()
-            self.client = self._connect()
+            await self._reconnect()
             try:
                 await self.client.wait_until_ready(lost=None if launched is None else launched.lost)
                 break
@@ -150,18 +149,13 @@ class Server:
                 retry = launched is not None and launched.options.ports is None and launched.found_port_taken()
                 if not retry or attempt == _PORT_TRIES - 1:
                     raise
-        self.life += 1
-        self.ready = True
-        self.hung = asyncio.Event()
+        self._begin_life()
 
     async def move(self, url: str) -> None:
         """Begin a new life of an attached server, perhaps at another address."""
         self._url = url
-        await self.client.close()
-        self.client = self._connect()
-        self.life += 1
-        self.ready = True
-        self.hung = asyncio.Event()
+        await self._reconnect()
+        self._begin_life()
 
     async def answers(self) -> bool:
         """Whether the server accepts requests within `health_timeout`."""
@@ -196,6 +190,15 @@ class Server:
                 return True
             await asyncio.sleep(_PAUSE_SECONDS)
         return False
+
+    def _begin_life(self) -> None:
+        self.life += 1
+        self.ready = True
+        self.hung = asyncio.Event()
+
+    async def _reconnect(self) -> None:
+        await self.client.close()
+        self.client = self._connect()
 
     def _connect(self) -> ServerClient:
         return ServerClient(self.url, self._faults, self._connections, self._key)

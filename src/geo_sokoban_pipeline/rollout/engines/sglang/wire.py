@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class ModelLimits:
     context: int
     longest_prompt: int
 
-    @property
+    @cached_property
     def bias(self) -> dict[str, float]:
         """`logit_bias` of the banned ids."""
         return ban(self.banned)
@@ -86,12 +86,11 @@ def room_of(request: Request, limits: ModelLimits) -> int:
     return room if request.max_new_tokens is None else min(room, request.max_new_tokens)
 
 
-def write_request(request: Request, limits: ModelLimits, rid: str, *, bias: Mapping[str, float]) -> dict[str, Any]:
+def write_request(request: Request, limits: ModelLimits, rid: str) -> dict[str, Any]:
     """Body of a request.
 
     Args:
         rid: id for aborting it.
-        bias: `limits.bias`, computed once.
     """
     pads = [image.token_count(limits.merge_size) for image in request.images]
     body: dict[str, Any] = {
@@ -104,7 +103,7 @@ def write_request(request: Request, limits: ModelLimits, rid: str, *, bias: Mapp
             "no_stop_trim": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
-            "logit_bias": dict(bias),
+            "logit_bias": limits.bias,
             "sampling_seed": request.seed & _SEED_BITS,
         },
         "return_logprob": True,
