@@ -54,6 +54,12 @@ def two(setup: Setup) -> Iterator[RolloutWorkers]:
         yield workers
 
 
+@pytest.fixture(scope="module")
+def calm(setup: Setup, two: RolloutWorkers) -> list[Trajectory]:
+    """What they roll out where nothing happens to them."""
+    return collect(setup, two)[0]
+
+
 def collect(setup: Setup, workers: RolloutWorkers, **changes: Any) -> tuple[list[Trajectory], dict[str, float | None]]:
     """Episodes of a first iteration, and its metrics."""
     options = changed(setup, WORKERS, **changes)
@@ -165,11 +171,10 @@ def test_what_a_lost_worker_had_begins_again(setup: Setup, monkeypatch: pytest.M
 
 
 @slow
-def test_numbers_of_two_are_those_of_none(setup: Setup, two: RolloutWorkers) -> None:
-    found, metrics = collect(setup, two)
-    assert_same(found, setup.episodes, 1e-5)
-    again, _ = collect(setup, two)
-    assert_same(again, found)
+def test_numbers_of_two_are_those_of_none(setup: Setup, two: RolloutWorkers, calm: list[Trajectory]) -> None:
+    assert_same(calm, setup.episodes, 1e-5)
+    again, metrics = collect(setup, two)
+    assert_same(again, calm)
     idle = [metrics[f"perf/idle_share/worker_{number}"] for number in range(2)]
     assert all(share is not None and 0.0 <= share < 0.9 for share in idle)
     assert 0 < metrics["perf/engine_time"] < metrics["perf/rollout_time"]  # type: ignore[operator]
@@ -178,12 +183,17 @@ def test_numbers_of_two_are_those_of_none(setup: Setup, two: RolloutWorkers) -> 
 @slow
 @pytest.mark.parametrize("sign", ["SIGKILL", "SIGSTOP"])
 def test_a_worker_that_ends_or_hangs_in_an_episode_is_replaced(
-    setup: Setup, two: RolloutWorkers, awkward_row: Any, tmp_path: Path, sign: str, caplog: pytest.LogCaptureFixture
+    setup: Setup,
+    two: RolloutWorkers,
+    calm: list[Trajectory],
+    awkward_row: Any,
+    tmp_path: Path,
+    sign: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    undisturbed, _ = collect(setup, two)
     before = two.process_ids
     found, metrics = collect(setup, two, **awkward(setup, awkward_row, sign=sign, mark=str(tmp_path / "mark")))
-    assert_same(found, undisturbed)
+    assert_same(found, calm)
     assert metrics["perf/worker_restarts"] == 1.0
     assert len(set(before) & set(two.process_ids)) == 1
     (gone,) = set(before) - set(two.process_ids)
@@ -194,9 +204,8 @@ def test_a_worker_that_ends_or_hangs_in_an_episode_is_replaced(
 
 @slow
 def test_an_environment_that_hangs_costs_its_episodes_alone(
-    setup: Setup, two: RolloutWorkers, awkward_row: Any
+    setup: Setup, two: RolloutWorkers, calm: list[Trajectory], awkward_row: Any
 ) -> None:
-    undisturbed, _ = collect(setup, two)
     before = two.process_ids
     limits = {"rollout__env_timeout": 1.5, "rollout__max_failed_share": 0.5}
     found, _ = collect(setup, two, **limits, **awkward(setup, awkward_row, seconds=600.0))
@@ -207,7 +216,7 @@ def test_an_environment_that_hangs_costs_its_episodes_alone(
     }
     others = [episode for episode in found if episode.status != "failed"]
     ids = {episode.trajectory_id for episode in others}
-    assert_same(others, [episode for episode in undisturbed if episode.trajectory_id in ids], 1e-5)
+    assert_same(others, [episode for episode in calm if episode.trajectory_id in ids], 1e-5)
     assert len(set(before) & set(two.process_ids)) == 1, "the worker in which it hangs is replaced"
 
 
@@ -320,10 +329,9 @@ def test_workers_of_which_one_finds_no_place_all_end(setup: Setup, monkeypatch: 
 @slow
 @pytest.mark.ray
 def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
-    setup: Setup, two: RolloutWorkers, awkward_row: Any, tmp_path: Path, ray_cluster: RayCluster
+    setup: Setup, calm: list[Trajectory], awkward_row: Any, tmp_path: Path, ray_cluster: RayCluster
 ) -> None:
     """One on each of two nodes, whose working folder is empty; hanging, killed, and with their node."""
-    undisturbed, _ = collect(setup, two)
     own = {"env__factory": f"{Path(__file__).parents[1]}/awkward_envs.py:build_env"}
 
     def stopping(mark: str) -> dict[str, Any]:
@@ -354,16 +362,16 @@ def test_workers_in_a_ray_cluster_give_the_same_and_are_replaced(
         before = workers.process_ids
         scratch = Path(psutil.Process(before[0]).cwd())
         assert {path.name for path in scratch.rglob("*.safetensors")} == {"model.safetensors"}
-        calm, _ = collect(setup, workers)
-        assert_same(calm, undisturbed, 1e-5)
+        wanted, _ = collect(setup, workers)
+        assert_same(wanted, calm, 1e-5)
         os.kill(before[1], signal.SIGSTOP)
         found, metrics = collect(setup, workers, **stopping("episode"))
-        assert_same(found, calm)
+        assert_same(found, wanted)
         assert metrics["perf/worker_restarts"] == 2.0
         losing = aside.submit(lose_all, workers)
         found, metrics = collect(setup, workers, **stopping("node"))
         losing.result()
-        assert_same(found, calm)
+        assert_same(found, wanted)
         assert metrics["perf/worker_restarts"] == 2.0
         assert not set(before) & set(workers.process_ids)
         workers.update_weights(None, 1)

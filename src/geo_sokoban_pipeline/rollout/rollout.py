@@ -134,22 +134,6 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             note_progress()
         return found if generate is play else sorted(found, key=lambda episode: episode.id)
 
-    def submit(running: Sequence[Episode]) -> int:
-        """Ask for the next responses; returns of how many episodes. Once all stops, they end without a token."""
-        requests = [episode.next_request() for episode in running]
-        if stopping:
-            held.extend(empty_result(request, "abort", engine.version) for request in requests)
-            return 0
-        if requests:
-            engine.submit(requests)
-        return len(requests)
-
-    def is_going_on(episode: Episode) -> bool:
-        return episode.is_pending or episode.id in at_work
-
-    def begun() -> Sequence[Episode]:
-        return episodes[: len(episodes) - len(waiting)]
-
     def stop() -> None:
         engine.abort([episode.id for episode in episodes if episode.is_pending])
 
@@ -180,10 +164,19 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             engine.release([episode.id for episode in over])
             if progress is not None and over:
                 progress(len(over))
-            in_engine += submit([episode for episode in settled if episode.is_pending])
+            next_requests = [episode.next_request() for episode in settled if episode.is_pending]
+            if stopping:  # they end without a token
+                held += [empty_result(request, "abort", engine.version) for request in next_requests]
+            elif next_requests:
+                engine.submit(next_requests)
+                in_engine += len(next_requests)
             # Early stop: aborted requests come back as results, so every episode still ends in this loop.
             if over and enough is not None and not stopping:
-                done = [group for group in groups.values() if not any(is_going_on(episode) for episode in group)]
+                done = [
+                    group
+                    for group in groups.values()
+                    if not any(episode.is_pending or episode.id in at_work for episode in group)
+                ]
                 if len(done) > complete:
                     complete = len(done)
                     if stopping := enough(finish([episode for group in done for episode in group])):
@@ -199,7 +192,7 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
             # Turn: an engine may return some of the submitted requests; their episodes continue meanwhile.
             began = time.perf_counter()
             if not (results := engine.poll() if in_engine else []) and not held:
-                lost = [episode.request.trajectory_id for episode in begun() if episode.is_pending]
+                lost = [one.request.trajectory_id for one in episodes if one.is_pending and one not in waiting]
                 raise LostRequestsError(
                     f"rollout.engine={engine.name}: it returned nothing while {_names(lost)} wait for a response."
                 )
@@ -220,8 +213,8 @@ def rollout(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 else:
                     held.append(result)
     finally:
-        for episode in begun():
-            if is_going_on(episode):
+        for episode in episodes:
+            if episode not in waiting:
                 episode.cancel()
 
     # Finish: rewards and trajectories.

@@ -262,8 +262,12 @@ class RolloutWorkers:
         Raises:
             WorkerError: a worker failed, or more were lost than `rollout.worker_restarts` allows.
         """
-        before = self._folder
-        self._load(weights or WeightSource.of_model(self._policy.model), version)
+        before, source = self._folder, weights or WeightSource.of_model(self._policy.model)
+        self._has_weights = True
+        if self.servers is not None:
+            self.servers.update_weights(source, version)
+        elif (state := source.state()) != self._sent_state or self._folder is None:
+            self._folder, self._sent_state = source.folder or self._write(source), state
         self.version = version
         self._lost = 0
         self._on_all(self._give_weights)
@@ -491,16 +495,6 @@ class RolloutWorkers:
         self._give_weights(slot)
 
     # Weights and servers.
-
-    def _load(self, source: WeightSource, version: int) -> None:
-        """Bring weights to where the workers get them."""
-        self._has_weights = True
-        if self.servers is not None:
-            self.servers.update_weights(source, version)
-            return
-        state = source.state()
-        if self._folder is None or state != self._sent_state:
-            self._folder, self._sent_state = source.folder or self._write(source), state
 
     def _give_weights(self, slot: WorkerSlot) -> int:
         """Have a worker take the present weights; returns the number of the call."""

@@ -228,6 +228,14 @@ def test_a_full_context_is_answered_with_nothing(talker, room, passes):
     assert_as_alone(talker, talk)
 
 
+def test_a_request_without_any_new_token_starts_anew(talker):
+    """After an empty response, or one that another system took back, the conversation is asked again as it was."""
+    engine, talk = TransformersEngine(talker), Talk(0, Plan(7, 1, (3, 3)), talker)
+    for _ in range(2):
+        result = ask(engine, talk.request())[0]
+        assert (result.token_ids.tolist(), result.finish_reason) == play_alone(talker, talk.plan)[0]
+
+
 def test_other_images_under_a_known_id_start_anew(talker):
     """Equal tokens do not make equal conversations: their images are pads."""
     engine = TransformersEngine(talker)

@@ -226,15 +226,14 @@ class Slot:
     def is_continued_by(self, request: Request) -> bool:
         """Whether a request continues the cached conversation; otherwise its cache is dropped.
 
-        Its tokens and images must begin with the cached and sampled ones, with at least one new token. A response that
-        never finished, because a pass failed, cannot be continued.
+        Its tokens and images must begin with those of the last request and with its response, whose last token is not
+        cached yet. A response that never finished, because a pass failed, cannot be continued.
         """
         held, length = self.request.token_ids, len(self.request.token_ids)
         responded = request.token_ids[length : length + len(self.response)].tolist()
         seen = [image.key for image in self.request.images]
         return (
             self.finish is not None
-            and len(request.token_ids) > self.cached
             and responded == self.response
             and np.array_equal(request.token_ids[:length], held)
             and [image.key for image in request.images[: len(seen)]] == seen

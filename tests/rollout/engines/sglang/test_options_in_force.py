@@ -192,7 +192,7 @@ def _key() -> None:
             with pytest.raises(RequestRefused, match="api_key_variable") as refused:
                 await question
             said.append(str(refused.value))
-        assert not await client.is_ready() and not await client.is_computing(1.0)
+        assert not await client.is_ready() and not await client.is_ready("/health", 1.0)
         await client.close()
         server.close()
         return said

@@ -131,10 +131,6 @@ class ServerClient:
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def is_computing(self, seconds: float) -> bool:
-        """Whether the server's model makes progress within the given seconds."""
-        return await self.is_ready("/health", seconds)
-
     async def get(self, path: str) -> Any:
         """JSON answer to a GET request."""
         return await self._request("GET", path, None, self._faults.control_timeout)

@@ -231,14 +231,13 @@ class ServerProcess:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, grace: float) -> None:
-        self.command = list(command)
         self.log = log
         self.grace = grace
         log.parent.mkdir(parents=True, exist_ok=True)
         self._began_at = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             self._supervisor = subprocess.Popen(
-                supervised(self.command, grace),
+                supervised(list(command), grace),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

@@ -186,7 +186,7 @@ class Server:
         """
         life, end = self.life, time.monotonic() + self._faults.health_timeout
         while (left := end - time.monotonic()) > 0:
-            if self.life != life or await self.client.is_computing(left):
+            if self.life != life or await self.client.is_ready("/health", left):
                 return True
             await asyncio.sleep(_PAUSE_SECONDS)
         return False
