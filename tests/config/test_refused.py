@@ -309,6 +309,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                 "placement=inline with rollout.workers=2",
             ),
             ({"rollout": {"workers": 2}}, "rollout.workers=2 needs threads"),
+            ({"processes": 2}, "processes=2 needs threads"),
             (
                 {"rollout": {"workers": 2, "engine": "sglang", "server": {"router": "sticky"}}, "threads": 1},
                 "rollout.workers=2 with rollout.server.router=sticky",

@@ -255,11 +255,6 @@ def test_every_process_needs_a_gpu_of_its_own(
         WorkerGroup(empty, on_gpus)
 
 
-def test_processes_need_a_number_of_threads() -> None:
-    with pytest.raises(ValueError, match="processes=2 needs threads"):
-        TrainOptions(processes=2)
-
-
 @pytest.mark.slow
 def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path) -> None:
     command = (
