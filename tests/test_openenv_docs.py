@@ -127,6 +127,6 @@ def test_a_boat_is_trained_and_a_missing_server_is_said_first(tmp_path: Path) ->
     assert rows["teacher (skipper, noise 0.6)", "-"]["solve_rate"] > 0
     before = sorted(tmp_path.glob("data/*/train_boat/**/*.*"))
     said = finish(start("train_boat", "--params=fresh=true"), 1)
-    assert f"port {url.rpartition(':')[2]} of 127.0.0.1 does not answer" in said
+    assert f"127.0.0.1:{url.rpartition(':')[2]} does not answer" in said
     assert "Start the server, or correct its address in train_boat.env.factory." in said
     assert sorted(tmp_path.glob("data/*/train_boat/**/*.*")) == before

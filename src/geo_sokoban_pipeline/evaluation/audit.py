@@ -50,7 +50,7 @@ from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeho
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn, rollout
 from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, own_estimators, unflatten
-from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, partition, read_manifest
 from geo_sokoban_pipeline.tasks import task_of, task_or_plain
 from geo_sokoban_pipeline.trajectories.index import SPLITS, find_edits, read_index, spread, trajectory_files
 from geo_sokoban_pipeline.trajectories.parquet import TornFileError, read_trajectories
@@ -203,7 +203,7 @@ class _EntryAudit:
         )
         self._separator = rules.rollout.effective_rules.turn_separator
         self._iterations = {key: list(own) for key, own in groupby(entry.parts, lambda name: name.partition("/")[0])}
-        self.committed = {f"iter={number:05d}" for number in range(entry.iterations or 0)}
+        self.committed = {partition(number) for number in range(entry.iterations or 0)}
         self.beyond = set() if entry.iterations is None else self._iterations.keys() - self.committed
         every = list(self._iterations)
         size = 1 if limit is None else self._size()

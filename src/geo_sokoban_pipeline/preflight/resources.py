@@ -25,6 +25,7 @@ from geo_sokoban_pipeline.preflight.stored import Stored
 from geo_sokoban_pipeline.runs.policy_folder import open_policy
 from geo_sokoban_pipeline.runs.storage import free_bytes, nearest_folder, write_folder
 from geo_sokoban_pipeline.training.backends.base import MOST_SKIPPED, TrainBackend
+from geo_sokoban_pipeline.training.runtime import Stopwatch, prepare_process
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, write_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -331,8 +332,6 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
         FileNotFoundError: the weights are not available yet, see `has_weights`.
         Exception: any error that would end the run: memory, diverged updates, user code.
     """
-    from geo_sokoban_pipeline.training.runtime import prepare_process
-
     prepare_process(subject.options.threads)
     place = nearest_folder(subject.data_root)
     with tempfile.TemporaryDirectory(dir=place, prefix=".preflight-") as folder:
@@ -345,7 +344,6 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
     from geo_sokoban_pipeline.training.grpo_loop import sync_weights, trainers_turn, update_policy
     from geo_sokoban_pipeline.training.rollout_workers import open_rollouts
-    from geo_sokoban_pipeline.training.runtime import Stopwatch
     from geo_sokoban_pipeline.training.worker_group import open_worker_group
 
     options, seed = subject.options, subject.parameters.seed

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -63,20 +62,12 @@ def needed_servers(parameters: ProjectParameters) -> list[NeededServer]:
 
 
 def check_servers(servers: list[NeededServer], timeout: float = TIMEOUT) -> list[Check]:
-    """Whether each server's port is open and the server accepts this user.
+    """Whether each server answers and accepts this user.
 
     Args:
         timeout: seconds to wait for each server.
     """
-    return [_try_server(server, timeout) for server in servers] or [Check(_GROUP, "ports", "ok", "none needed")]
-
-
-def _try_server(server: NeededServer, timeout: float) -> Check:
-    try:
-        return _check_server(server, timeout)
-    except (OSError, HTTPException, ValueError) as error:
-        text = f"{_shown(server.uri)}: {type(error).__name__}: {error}"
-        return Check(_GROUP, server.name, server.state, text, server.way_out)
+    return [_check_server(server, timeout) for server in servers] or [Check(_GROUP, "ports", "ok", "none needed")]
 
 
 def check_keys(parameters: ProjectParameters, run: str, timeout: float, *, has_policy: bool = False) -> list[Check]:
@@ -97,20 +88,17 @@ def check_keys(parameters: ProjectParameters, run: str, timeout: float, *, has_p
 
 
 def _check_server(server: NeededServer, timeout: float) -> Check:
-    parts = urlsplit(server.uri)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
     shown = _shown(server.uri)
     try:
-        with socket.create_connection((parts.hostname or "", port), timeout):
-            pass
-    except OSError as error:
-        text = f"{shown}: port {port} of {parts.hostname} does not answer ({error})"
+        parts = urlsplit(server.uri)
+        bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        code = _status(bare, timeout, _login_header(parts.username) if server.header is None else server.header)
+    except (OSError, HTTPException, ValueError) as error:
+        text = f"{shown} does not answer ({type(error).__name__}: {getattr(error, 'reason', error)})"
         return Check(_GROUP, server.name, server.state, text, server.way_out)
-    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    header = _login_header(parts.username) if server.header is None else server.header
-    if (code := _status(bare, timeout, header)) in _REFUSED:
+    if code in _REFUSED:
         return Check(_GROUP, server.name, server.state, f"{shown}: refuses this user ({code})", server.login)
-    return Check(_GROUP, server.name, "ok", f"{shown}: port {port} answers")
+    return Check(_GROUP, server.name, "ok", f"{shown}: answers")
 
 
 def _shown(uri: str) -> str:
@@ -129,7 +117,7 @@ def _check_hub(what: str, kind: str, repository: str, timeout: float) -> Check:
     if constants.HF_HUB_OFFLINE:
         return Check(_GROUP, name, "skipped", f"{repository}: HF_HUB_OFFLINE is set; {shown}")
     header, code = {"Authorization": f"Bearer {token}"} if token else {}, None
-    with suppress(HTTPException, ValueError):
+    with suppress(OSError, HTTPException, ValueError):
         code = _status(f"{constants.ENDPOINT}/api/{kind}/{quote(repository)}/auth-check", timeout, header)
     return find_cases(
         _GROUP,
@@ -158,15 +146,13 @@ def _check_hub(what: str, kind: str, repository: str, timeout: float) -> Check:
     )[0]
 
 
-def _status(uri: str, timeout: float, header: Mapping[str, str]) -> int | None:
-    """Status code of a GET; None without an answer."""
+def _status(uri: str, timeout: float, header: Mapping[str, str]) -> int:
+    """Status code of a GET."""
     try:
         with urllib.request.urlopen(urllib.request.Request(uri, headers=dict(header)), timeout=timeout) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return int(error.code)
-    except OSError:
-        return None
 
 
 def _login_header(user: str | None) -> dict[str, str]:

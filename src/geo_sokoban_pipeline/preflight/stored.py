@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     policy_parameters,
     warm_start_parameters,
 )
-from geo_sokoban_pipeline.runs.folders import RunFolders, iteration_of, read_metrics_row, sealed_checkpoints
+from geo_sokoban_pipeline.runs.folders import RunFolders, read_metrics_row, sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import read_commands
 from geo_sokoban_pipeline.runs.storage import (
@@ -31,6 +31,7 @@ from geo_sokoban_pipeline.runs.storage import (
     find_json,
     find_other_sizes,
     held_bytes,
+    iteration_of,
     read_manifest,
 )
 

@@ -16,9 +16,9 @@ from geo_sokoban_pipeline.reporting.episodes import read_token_texts
 from geo_sokoban_pipeline.reporting.report import ReportInputs
 from geo_sokoban_pipeline.reporting.training_episodes import Parts
 from geo_sokoban_pipeline.runs.fingerprint import unflatten
-from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, browsed_runs, committed_iteration, iteration_of
+from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, browsed_runs, committed_iteration
 from geo_sokoban_pipeline.runs.provenance import read_commands, read_versions, summarise_commands
-from geo_sokoban_pipeline.runs.storage import find_json, read_manifest
+from geo_sokoban_pipeline.runs.storage import find_json, iteration_of, read_manifest
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import keep_committed, read_index, trajectory_files
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories

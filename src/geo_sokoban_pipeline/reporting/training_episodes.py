@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.evaluation.metrics import group_successes
 from geo_sokoban_pipeline.formats import is_number
 from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
-from geo_sokoban_pipeline.runs.folders import iteration_of
+from geo_sokoban_pipeline.runs.storage import iteration_of
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import Named, one_array
 from geo_sokoban_pipeline.trajectories.index import spread

@@ -23,6 +23,7 @@ from geo_sokoban_pipeline.runs.storage import (
     describe_files,
     find_json,
     flush_to_disk,
+    iteration_of,
     read_json,
     read_manifest,
     remove_entry,
@@ -527,12 +528,6 @@ def best_iteration(manifest: Mapping[str, Any]) -> int | None:
     if start is not None and (best is None or start["solve_rate"] > best["solve_rate"]):
         return START
     return None if best is None else int(best["iteration"])
-
-
-def iteration_of(name: str) -> int | None:
-    """Iteration of `iter=00012`, `iter=00012/part-000` or `iter=00012.json`; None for names that are not ours."""
-    number = name.split("/", maxsplit=1)[0].removeprefix("iter=").removesuffix(".json")
-    return int(number) if name.startswith("iter=") and number.isdigit() else None
 
 
 def read_metrics_row(path: Path) -> dict[str, float | int | None]:

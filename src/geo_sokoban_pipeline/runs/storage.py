@@ -142,6 +142,17 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+def partition(iteration: int) -> str:
+    """Partition of an iteration, the inverse of `iteration_of`."""
+    return f"iter={iteration:05d}"
+
+
+def iteration_of(name: str) -> int | None:
+    """Iteration of `iter=00012`, `iter=00012/part-000` or `iter=00012.json`; None for names that are not ours."""
+    number = name.split("/", maxsplit=1)[0].removeprefix("iter=").removesuffix(".json")
+    return int(number) if name.startswith("iter=") and number.isdigit() else None
+
+
 @dataclass(frozen=True)
 class Filled:
     """Result of a folder's writer that has taken digests while it wrote.

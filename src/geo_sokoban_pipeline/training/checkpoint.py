@@ -23,10 +23,9 @@ from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.formats import in_percent
 from geo_sokoban_pipeline.runs.fingerprint import layout_differences, layout_parameters
 from geo_sokoban_pipeline.runs.folders import START, best_iteration
-from geo_sokoban_pipeline.runs.storage import Filled
+from geo_sokoban_pipeline.runs.storage import Filled, partition
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
-from geo_sokoban_pipeline.trajectories.parquet import partition
 
 logger = logging.getLogger(__name__)
 

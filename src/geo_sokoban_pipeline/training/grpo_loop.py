@@ -37,7 +37,7 @@ from geo_sokoban_pipeline.rollout.engines.base import EngineControl
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
-from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind, Thin, describe_files
+from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind, Thin, describe_files, partition
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backend import build_backend, open_reference
@@ -61,7 +61,7 @@ from geo_sokoban_pipeline.training.runtime import (
     resident_bytes,
 )
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
-from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
+from geo_sokoban_pipeline.trajectories.parquet import name_parts
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
-import torch
 
 _COLLECT_EVERY = 10
 # Parameters of glibc's mallopt (malloc.h).
@@ -35,6 +34,8 @@ _USER_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 
 def prepare_process(threads: int | None) -> int:
     """Set torch's threads (None: unchanged) and the heap's thresholds; returns the number of threads."""
+    import torch  # here, so that the registry of pipelines does not load it
+
     if threads is not None:
         torch.set_num_threads(threads)
     limit_heap()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from geo_sokoban_pipeline.runs.storage import CorruptFolderError, write_atomic
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, partition, write_atomic
 from geo_sokoban_pipeline.trajectories.schema import (
     TRAJECTORY_SCHEMA,
     TableContext,
@@ -187,11 +187,6 @@ def _adjacent_groups(trajectories: Sequence[Trajectory]) -> list[list[Trajectory
 def decoded_size(png: bytes) -> int:
     """Bytes of a PNG once decoded to RGB, from the width and height in its header."""
     return int.from_bytes(png[16:20], "big") * int.from_bytes(png[20:24], "big") * 3
-
-
-def partition(iteration: int) -> str:
-    """Partition id of an iteration."""
-    return f"iter={iteration:05d}"
 
 
 def name_parts(iteration: int, trajectories: Sequence[Trajectory], context: TableContext) -> dict[str, pa.Table]:

@@ -99,11 +99,12 @@ def test_rules_hold_no_memory():
     assert grown < 200_000
 
 
-def test_the_cache_is_bounded_and_keeps_what_was_used_last():
-    with Grader(cache_size=10) as grader:
-        first = [grader.submit(f"\\boxed{{{number}}}", "13") for number in range(100)]
-        again = {number: grader.submit(f"\\boxed{{{number}}}", "13") for number in (*range(90, 100), *range(90))}
-        assert [number for number, grade in again.items() if grade is first[number]] == list(range(90, 100))
+def test_the_cache_is_bounded_and_keeps_what_was_used_last(pool, monkeypatch):
+    monkeypatch.setattr("geo_sokoban_pipeline.rewards.math_answer.grader.CACHE_SIZE", 10)
+    grader = Grader(pool=pool)
+    first = [grader.submit(f"\\boxed{{{number}}}", "13") for number in range(100)]
+    again = {number: grader.submit(f"\\boxed{{{number}}}", "13") for number in (*range(90, 100), *range(90))}
+    assert [number for number, grade in again.items() if grade is first[number]] == list(range(90, 100))
 
 
 @pytest.mark.slow

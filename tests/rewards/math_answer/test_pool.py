@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -82,7 +83,8 @@ def test_worker_that_cannot_start_says_why(worker, monkeypatch):
 def test_batch_of_bombs_ends_by_its_deadline(method, power, label):
     assert TIME_LIMIT < 3
     pairs = [(f"\\boxed{{(x+y+{n}){power}(x-y){power}*(x+3y){power}}}", label) for n in range(512)]
-    with Grader(method, time_limit=0.5) as grader:
+    with GradingPool(time_limit=0.5) as pool:
+        grader = Grader(method, pool=pool)
         start = time.monotonic()
         grades = grade_all(grader, pairs, patience=2.5)
         assert time.monotonic() - start < 8  # one after the other they would take minutes
@@ -118,7 +120,8 @@ def test_a_worker_goes_on_starting_for_the_next_question():
 
 @pytest.mark.slow
 def test_bombs_do_not_keep_the_others_from_their_grades():
-    with Grader(workers=1, time_limit=30) as grader:
+    with GradingPool(workers=1, time_limit=30) as pool:
+        grader = Grader(pool=pool)
         pairs = [("\\boxed{9**9**9**9}", "13"), ALGEBRA, ("\\boxed{(x+1)^{200}}", "13"), ("\\boxed{13}", "13")] * 128
         grades = grade_all(grader, pairs, patience=600)
         assert [grade.correct for grade in grades] == [False, True, False, True] * 128
@@ -129,7 +132,8 @@ def test_equal_texts_are_graded_once(monkeypatch):
     asked = []
     ask = WorkerProcess.ask
     monkeypatch.setattr(WorkerProcess, "ask", lambda self, *words: asked.append(words) or ask(self, *words))
-    with Grader(workers=2, time_limit=60) as grader:
+    with GradingPool(workers=2, time_limit=60) as pool:
+        grader = Grader(pool=pool)
         assert all(grade.correct for grade in grade_all(grader, [ALGEBRA] * 100, patience=600))
         assert grader.grade(f"so {ALGEBRA[0]}", ALGEBRA[1]).correct
         assert len(asked) == 1
@@ -139,7 +143,8 @@ def test_equal_texts_are_graded_once(monkeypatch):
 
 @pytest.mark.slow
 def test_threads_and_event_loops_share_a_grader():
-    with Grader(time_limit=60) as grader:
+    with GradingPool(time_limit=60) as pool:
+        grader = Grader(pool=pool)
         pairs = [(f"\\boxed{{{n} + y}}", f"y + {n % 2}") for n in range(4)] * 8
 
         async def grade_in_loop() -> list[Grade]:
@@ -155,7 +160,8 @@ def test_threads_and_event_loops_share_a_grader():
 def test_a_failed_grade_is_final():
     """Environment and reward grade the same answer one after the other; the machine may have recovered in between."""
     bomb_and_label = ("\\boxed{(x+y+3)^{99}(x-y)^{99}*(x+3y)^{99}}", "xy")
-    with GradingPool(workers=1, time_limit=60) as pool, Grader(pool=pool) as grader:
+    with GradingPool(workers=1, time_limit=60) as pool:
+        grader = Grader(pool=pool)
         assert grader.grade(*ALGEBRA, patience=600).correct  # a worker is up
         first = grader.submit(*bomb_and_label, patience=600)
         (pid,) = pool.worker_pids
@@ -165,7 +171,8 @@ def test_a_failed_grade_is_final():
 
 
 def test_handing_in_does_not_block_and_late_answers_are_remembered_for_as_long_again():
-    with Grader(time_limit=60) as grader:  # a worker takes longer to start
+    with GradingPool(time_limit=60) as pool:  # a worker takes longer to start
+        grader = Grader(pool=pool)
         start = time.monotonic()
         first = grader.submit(*ALGEBRA, patience=0.5)
         assert time.monotonic() - start < 0.4
@@ -192,7 +199,8 @@ def test_close_ends_workers_and_cancels_what_waits():
 
 
 def test_nothing_starts_before_it_is_needed():
-    with GradingPool() as pool, Grader(pool=pool) as grader:
+    with GradingPool() as pool:
+        grader = Grader(pool=pool)
         assert grader.grade("\\boxed{13}", "13").correct
         assert not grader.grade("\\boxed{1000000!}", "13").correct
         assert pool.worker_pids == []
@@ -241,11 +249,23 @@ def _is_zombie(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("make", "words", "message"),
     [
-        (Grader, {"grader": "strict"}, "grader='strict': must be one of default, slime_exact, deepscaler, geo3k"),
-        (Grader, {"tolerance": -1.0}, "tolerance=-1.0"),
-        (Grader, {"tolerance": float("nan")}, "tolerance=nan"),
-        (Grader, {"grader": "slime_exact", "tolerance": 0.05}, "tolerance=0.05: slime_exact has none"),
-        (Grader, {"grader": "deepscaler", "tolerance": 0.05}, "tolerance=0.05: deepscaler has none"),
+        (
+            partial(grade_answer, "", ""),
+            {"grader": "strict"},
+            "grader='strict': must be one of default, slime_exact, deepscaler, geo3k",
+        ),
+        (partial(grade_answer, "", ""), {"tolerance": -1.0}, "tolerance=-1.0"),
+        (partial(grade_answer, "", ""), {"tolerance": float("nan")}, "tolerance=nan"),
+        (
+            partial(grade_answer, "", ""),
+            {"grader": "slime_exact", "tolerance": 0.05},
+            "tolerance=0.05: slime_exact has none",
+        ),
+        (
+            partial(grade_answer, "", ""),
+            {"grader": "deepscaler", "tolerance": 0.05},
+            "tolerance=0.05: deepscaler has none",
+        ),
         (GradingPool, {"workers": 0, "time_limit": 1.0}, "workers=0"),
         (GradingPool, {"workers": 1, "time_limit": 0.0}, "time_limit=0.0"),
     ],

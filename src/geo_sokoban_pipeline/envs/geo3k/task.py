@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geo_sokoban_pipeline.config.base import Setting
 from geo_sokoban_pipeline.config.grpo import TrainOptions
@@ -28,9 +28,6 @@ from geo_sokoban_pipeline.envs.inspection import DataSample
 from geo_sokoban_pipeline.envs.metrics import Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.rows import HubReader
-
-if TYPE_CHECKING:
-    pass
 
 ANSWER_ENV = "geo_sokoban_pipeline.envs.geo3k.answer_env.build_env"
 TOOL_ENV = "geo_sokoban_pipeline.envs.geo3k.env.build_env"

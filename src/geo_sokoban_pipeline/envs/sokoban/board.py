@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.config.base import Reward, StrictModel, refuse_first
 from geo_sokoban_pipeline.seeding import content_hash
 
 SYMMETRIES = range(8)
+MIN_CELL_PX = 8  # side of a cell in an image
 
 
 @lru_cache(maxsize=4096)

@@ -18,9 +18,8 @@ from PIL import Image, ImageDraw
 
 from geo_sokoban_pipeline.envs.images import ImagePart, encode_png
 from geo_sokoban_pipeline.envs.sokoban import board
-from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, Board
+from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, MIN_CELL_PX, Board
 
-MIN_CELL_PX = 8
 # Cached images of one board size, about 450 of 6×6 cells of 16 px.
 _IMAGE_BYTES = 16 << 20
 

@@ -14,8 +14,7 @@ from pydantic import Field
 
 from geo_sokoban_pipeline.config.base import Count, CountOrZero, StrictModel, validate_parameters
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
-from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, DIRECTIONS, Board, MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.drawing import MIN_CELL_PX, render_observation
+from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, DIRECTIONS, MIN_CELL_PX, Board, MoveRewards
 from geo_sokoban_pipeline.rewards.text import ANSWER, visible_text
 
 _SEPARATORS = re.compile(r"[,;\s]+")
@@ -195,10 +194,10 @@ class SokobanEnv:
         text = self._text(self.board, self.executed)
         if self.options.render_mode == "text":
             return {"obs_str": text}
-        return {
-            "obs_str": text,
-            "multi_modal_data": {"<image>": [render_observation(self.board, self.options.cell_px)]},
-        }
+        from geo_sokoban_pipeline.envs.sokoban.drawing import render_observation  # loads numpy
+
+        image = render_observation(self.board, self.options.cell_px)
+        return {"obs_str": text, "multi_modal_data": {"<image>": [image]}}
 
     def _text(self, board: Board, executed: list[str] | None) -> str:
         """Text of one observation: `full` explains and asks, `brief` costs next to no tokens.

@@ -23,17 +23,25 @@ from geo_sokoban_pipeline.envs.base import (
     expert_label,
 )
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample
-from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, Rows
+from geo_sokoban_pipeline.envs.metrics import Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.rows import HubReader
 from geo_sokoban_pipeline.envs.sokoban import data_steps
+from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.evaluation import (
+    move_limit,
+    moves_per_turn,
+    record_level,
+    summarise_levels,
+    tag_level,
+)
 from geo_sokoban_pipeline.envs.sokoban.report import SokobanReport
+from geo_sokoban_pipeline.envs.sokoban.solver import moves_to_goal
 from geo_sokoban_pipeline.rewards.sokoban import turn_values
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.envs.images import ImagePart
-    from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
     from geo_sokoban_pipeline.trajectories.index import StoredEpisode
 
 ENV = "geo_sokoban_pipeline.envs.sokoban.env.build_env"
@@ -142,8 +150,6 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
 
     def check_limits(self, options: TrainOptions, longest: int, shortest: int = 0) -> list[Check]:
         """A finding if levels need more moves than an episode has; none for environments of one's own."""
-        from geo_sokoban_pipeline.envs.sokoban.evaluation import move_limit
-
         limit = move_limit(options)
         if limit >= longest or options.env.factory != ENV:
             return []
@@ -171,8 +177,6 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
 
     def trial_environments(self) -> Sequence[tuple[Any, dict[str, Any]]]:
         """The environment on a small level."""
-        from geo_sokoban_pipeline.envs.sokoban.board import Board
-
         return [(load_object(ENV), {"extra_info": {"env_config": Board.from_text(_LEVEL).to_env_config()}})]
 
     def trial_rewards(self) -> Sequence[tuple[Any, Any]]:
@@ -184,8 +188,6 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
 
         They make as many moves a turn as a policy may.
         """
-        from geo_sokoban_pipeline.envs.sokoban.evaluation import moves_per_turn
-
         expert = options.warm_start.teacher
         rules = {"max_states": options.evaluation.solver_states, "moves": moves_per_turn(options)}
         build = partial(ExpertOptions, factory=EXPERT, args=rules)
@@ -216,9 +218,6 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
 
     def steps_to_goal(self, env: Any) -> int | None:
         """Moves of the shortest solution from the present position."""
-        from geo_sokoban_pipeline.envs.sokoban.board import Board
-        from geo_sokoban_pipeline.envs.sokoban.solver import moves_to_goal
-
         board = getattr(env, "board", None)
         return moves_to_goal(board) if isinstance(board, Board) else None
 
@@ -226,11 +225,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         """All moves."""
         return ",".join(said.action for said in episode.responses if said.action) or None
 
-    def tags(self, episode: StoredEpisode) -> dict[str, int]:
-        """Deadlock, oscillation, walls, responses without a move, hedges."""
-        from geo_sokoban_pipeline.envs.sokoban.evaluation import tag_level
-
-        return tag_level(episode)
+    tags = staticmethod(tag_level)
 
     def image_parts(self, png: bytes) -> Sequence[ImagePart]:
         """The cells of a board, with what stands there; a grid over an image that is no board of ours."""
@@ -240,22 +235,11 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
 
     def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
         """`layouts` (of walls) among the levels, and `move_limit`."""
-        from geo_sokoban_pipeline.envs.sokoban.evaluation import move_limit
-
         layouts = {row["layout_hash"] for row in prompts if row.get("layout_hash")}
         return {"layouts": len(layouts), "move_limit": move_limit(options)}
 
-    def record(self, episode: FinishedEpisode) -> LevelRecord:
-        """Success, moves made, fewest moves."""
-        from geo_sokoban_pipeline.envs.sokoban.evaluation import record_level
-
-        return record_level(episode)
-
-    def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
-        """Moves over the optimal length, and solve rates by length."""
-        from geo_sokoban_pipeline.envs.sokoban.evaluation import summarise_levels
-
-        return summarise_levels(records)
+    record = staticmethod(record_level)
+    summarise = staticmethod(summarise_levels)
 
 
 SOKOBAN = SokobanTask()

@@ -15,7 +15,8 @@ from geo_sokoban_pipeline.preflight.stored import missing_checkpoints
 from geo_sokoban_pipeline.runs.folders import OUTPUTS, TURN_VALUE_FILES, RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.provenance import suggest_command
-from geo_sokoban_pipeline.runs.storage import find_json
+from geo_sokoban_pipeline.runs.storage import find_json, partition
+from geo_sokoban_pipeline.training.runtime import collector_paused, freeze_survivors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,8 +63,6 @@ def audit_stored(
     )
     from geo_sokoban_pipeline.policies.policy import load_encoding
     from geo_sokoban_pipeline.training.audit_scores import audit_scores
-    from geo_sokoban_pipeline.training.runtime import collector_paused, freeze_survivors
-    from geo_sokoban_pipeline.trajectories.parquet import partition
 
     run = f"train_{task}"
     if not checkpoints:

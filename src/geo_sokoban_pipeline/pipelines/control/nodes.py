@@ -15,6 +15,7 @@ from geo_sokoban_pipeline.pipelines.train.nodes import data_parameters, read_row
 from geo_sokoban_pipeline.runs.fingerprint import check_fingerprint, hash_files, hash_rows, warm_start_parameters
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.training.runtime import prepare_process
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,6 @@ def plan_control(
     seed: int,
 ) -> dict[str, Any]:
     """The CPU-seconds that the control may spend, and their inputs: the stored ones where nothing has changed."""
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft import (
         check_source,
         control_options,
@@ -87,7 +87,6 @@ def continue_sft(
     A generator: Kedro saves what it yields while the ranks still hold their parts of the state.
     """
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft import Budget, continue_warm_start, control_options
     from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group, restarting
 
@@ -127,7 +126,6 @@ def evaluate_control(
 ) -> dict[str, Any]:
     """The control on the evaluation prompts, in the way of the run's own policies."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import servers_alone
 
     prepare_process(options.threads)

@@ -35,13 +35,14 @@ from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows, unflatten
-from geo_sokoban_pipeline.runs.folders import RunStore, SourceError, iteration_of
+from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy
 from geo_sokoban_pipeline.runs.provenance import read_versions, summarise_commands
-from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind
+from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind, iteration_of, partition
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.studies.plan import merge
 from geo_sokoban_pipeline.tasks import task_of, task_or_plain
+from geo_sokoban_pipeline.training.runtime import prepare_process
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,10 +74,9 @@ def collect_trajectories(
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
     from geo_sokoban_pipeline.training.rollout_workers import open_rollouts
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import open_worker_group, restarting
     from geo_sokoban_pipeline.trajectories.index import spread
-    from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
+    from geo_sokoban_pipeline.trajectories.parquet import name_parts
 
     rows = read_rows(prompts)
     check_prompts(trained_on(), options.source, rows)
@@ -153,9 +153,8 @@ def update_on_stored(
     from geo_sokoban_pipeline.training.backend import build_backend, open_reference
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group, restarting
-    from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
+    from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
     threads = prepare_process(settings.threads)
@@ -204,7 +203,6 @@ def evaluate_stored(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import servers_alone
 
     source, training = options.source, read_rows(prompts)
@@ -242,7 +240,7 @@ def regrade_stored(
     from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key, regrade_episodes
     from geo_sokoban_pipeline.grpo.scoring import scored_context
     from geo_sokoban_pipeline.policies.policy import load_encoding
-    from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition, read_trajectories
+    from geo_sokoban_pipeline.trajectories.parquet import name_parts, read_trajectories
     from geo_sokoban_pipeline.trajectories.schema import read_context
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
@@ -354,10 +352,9 @@ def score_stored(
 ) -> Iterator[tuple[Any, ...]]:
     """Score the sampled tokens of the chosen episodes under a policy; one yield a trajectory file."""
     from geo_sokoban_pipeline.policies.policy import load_as
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.token_scoring import ScoringRequest, map_occlusion, score_tokens
     from geo_sokoban_pipeline.trajectories.index import spread
-    from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
+    from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
     source, folder = options.source, outputs()
@@ -434,7 +431,6 @@ def fork_stored(
     from geo_sokoban_pipeline.policies.policy import load_encoding
     from geo_sokoban_pipeline.training.checkpoint import layout_of
     from geo_sokoban_pipeline.training.fork_players import open_player
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
@@ -486,8 +482,6 @@ def fork_resampled(
     from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
     from geo_sokoban_pipeline.policies.policy import load_encoding
     from geo_sokoban_pipeline.training.fork_players import PolicyPlayer
-    from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.trajectories.parquet import partition
 
     task, folder = task_of(settings.task), policy_of()
     prepare_process(settings.threads)
@@ -542,7 +536,6 @@ def measure_estimators(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.reporting.credit import render_credit
     from geo_sokoban_pipeline.training.gradient_cosines import measure_cosines
-    from geo_sokoban_pipeline.training.runtime import prepare_process
 
     task, folder = task_of(settings.task), policy_of()
     prepare_process(settings.threads)
@@ -635,7 +628,7 @@ def _plan_parts(chosen: Sequence[dict[str, Any]]) -> list[tuple[str, tuple[str, 
     for place, rows in groupby(chosen, key=itemgetter("partition")):
         groups = [list(own) for _, own in groupby(rows, key=itemgetter("group_index"))]
         for first in range(0, len(groups), _GROUPS):
-            iteration = f"iter={groups[first][0]['iteration']:05d}"
+            iteration = partition(groups[first][0]["iteration"])
             own = sum(groups[first : first + _GROUPS], [])
             parts.append((f"{iteration}/part-{numbers[iteration]:03d}", (place, own), len(own)))
             numbers[iteration] += 1

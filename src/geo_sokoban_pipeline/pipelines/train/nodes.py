@@ -24,7 +24,9 @@ from geo_sokoban_pipeline.runs.fingerprint import (
 from geo_sokoban_pipeline.runs.folders import START, best_iteration
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, link_policy
 from geo_sokoban_pipeline.runs.provenance import read_versions, summarise_commands
+from geo_sokoban_pipeline.runs.storage import partition
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.training.runtime import prepare_process
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +86,6 @@ def warm_start(
         return
     from geo_sokoban_pipeline.training.backends.base import DivergedError
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft import run_sft
     from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group, restarting
 
@@ -167,7 +168,7 @@ def select_policy(
             "started from, so this one is the final policy"
         )
         return link_policy(start.path, {**entries, "iteration": START, "policy_version": 0})
-    name = f"iter={number:05d}"
+    name = partition(number)
     if name not in checkpoints:  # trained without loop.keep_best, or somebody has deleted it
         listed = ", ".join(str(checkpoint["iteration"]) for checkpoint in checkpoints.values())
         refuse(
@@ -197,7 +198,6 @@ def evaluate_policies(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Policy before GRPO, final policy and baselines on the evaluation prompts."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
-    from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import servers_alone
 
     prepare_process(options.threads)

@@ -16,14 +16,14 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as WaitTimeoutError
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Self, get_args
+from typing import get_args
 
 from cachetools import LRUCache
 
 from geo_sokoban_pipeline.config.base import refuse_first
 from geo_sokoban_pipeline.rewards.math_answer.default import examine_default, extract_answer
 from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import label_text
-from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, Decision, GradingPool
+from geo_sokoban_pipeline.rewards.math_answer.pool import Decision, GradingPool
 from geo_sokoban_pipeline.rewards.math_answer.slime_exact import (
     behind_thoughts,
     boxed_answer,
@@ -116,25 +116,13 @@ class Grader:
 
     Args:
         grader, tolerance: as for `grade_answer`.
-        pool: of worker processes, shared with others and closed by its owner; None: the grader makes its own.
-        time_limit: seconds of algebra on one answer, for a pool of its own.
-        workers: of a pool of its own; None: as many as there are cores, at most four.
-        cache_size: grades that are kept.
+        pool: of worker processes, shared with others and closed by its owner.
 
     Raises:
         ValueError: the grader is unknown, or the tolerance negative or not this grader's.
     """
 
-    def __init__(
-        self,
-        grader: GraderName = "default",
-        tolerance: float = 0.0,
-        *,
-        pool: GradingPool | None = None,
-        time_limit: float = TIME_LIMIT,
-        workers: int | None = None,
-        cache_size: int = CACHE_SIZE,
-    ) -> None:
+    def __init__(self, grader: GraderName = "default", tolerance: float = 0.0, *, pool: GradingPool) -> None:
         known = get_args(GraderName)
         refuse_first(
             (grader not in known, f"grader={grader!r}: must be one of {', '.join(known)}"),
@@ -146,10 +134,9 @@ class Grader:
         )
         self._extract, self._examine = _RULES[grader]
         self._tolerance = float(tolerance)
-        self._own_pool = GradingPool(workers, time_limit) if pool is None else None
-        self._pool = pool or self._own_pool
+        self._pool = pool
         # Futures, so that what is being worked on is known too: `functools.lru_cache` holds results alone.
-        self._cache: LRUCache[bytes, _Cached] = LRUCache(max(1, cache_size))
+        self._cache: LRUCache[bytes, _Cached] = LRUCache(CACHE_SIZE)
         self._lock = threading.Lock()
 
     def submit(self, response: str | None, label: object, *, patience: float = PATIENCE) -> Future[Grade]:
@@ -195,23 +182,11 @@ class Grader:
         except WaitTimeoutError:
             return Grade(False, "timeout", self._extract(response or ""))
 
-    def close(self) -> None:
-        """End the workers unless the pool is shared. Closing twice does nothing."""
-        if self._own_pool is not None:
-            self._own_pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _begin(self, grade: Future[Grade], key: bytes, box: str, truth: str, patience: float) -> None:
         found = self._examine(box, truth, self._tolerance)
         if isinstance(found, Grade):
             grade.set_result(found)
             return
-        assert self._pool is not None
         decision = self._pool.submit(found.question, time.monotonic() + patience)
         decision.add_done_callback(lambda done: self._finalize(grade, key, found, done, patience))
 
