@@ -308,19 +308,23 @@ class AdapterTask(Task):
     expert = EXPERT
 
     def __init__(self) -> None:
-        factory = {"env": {"factory": f"{self.scheme}:{self.environment}"}}
-        self.data_config = with_defaults(AdapterDataOptions, factory)
-        self.train_defaults = {
-            **factory,
-            "policy": {"tiny": {"texts": self.name}},
-            "reward": {"function": REWARD},
-            "warm_start": {"teacher": {"factory": self.expert, "name": "random"}},
-        }
+        self._factory = {"env": {"factory": f"{self.scheme}:{self.environment}"}}
+        self.data_config = with_defaults(AdapterDataOptions, self._factory)
         prompts = ("prompts", "validation_prompts", "eval_prompts")
         self.data_steps = (
             DataStep("make_prompts", self.make_prompts, (), prompts),
             DataStep("report_data", self.report_data, prompts, ("data_report",)),
         )
+
+    @property
+    def train_defaults(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """The return as reward, and random play as the warm start's expert."""
+        return {
+            **self._factory,
+            "policy": {"tiny": {"texts": self.name}},
+            "reward": {"function": REWARD},
+            "warm_start": {"teacher": {"factory": self.expert, "name": "random"}},
+        }
 
     def describe(self, env: EnvAdapter) -> Mapping[str, Any]:
         """Further columns of a level at its start, such as its difficulty."""
