@@ -99,14 +99,16 @@ class Page:
         result: dict[str, Any] = found["result"]
         return result
 
-    def open(self, address: str) -> None:
-        """Open an address in a new document."""
+    def open(self, address: str, *, until: str = "true") -> None:
+        """Open an address in a new document, and wait as `wait` does."""
         self.send("Page.navigate", {"url": "about:blank"})
         self.send("Page.navigate", {"url": address})
+        self.wait(until)
 
-    def follow(self, route: str) -> None:
-        """Go to another route of the document that is open, such as `#/episode?id=…`."""
+    def follow(self, route: str, *, until: str = "true") -> None:
+        """Go to another route of the document that is open, such as `#/episode?id=…`, and wait as `wait` does."""
         self.run(f"location.hash = {json.dumps(route)}")
+        self.wait(until)
 
     def run(self, expression: str) -> Any:
         """Value of an expression; of a promise what it brings."""
@@ -139,17 +141,19 @@ class Page:
         found: list[str] = self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.innerText)")
         return found
 
-    def click(self, selector: str) -> None:
-        """Click on an element."""
+    def click(self, selector: str, *, until: str = "true") -> None:
+        """Click on an element, and wait as `wait` does."""
         self.wait(f"document.querySelector({json.dumps(selector)}) !== null")
         self.run(f"document.querySelector({json.dumps(selector)}).click()")
+        self.wait(until)
 
-    def press(self, *keys: str) -> None:
-        """Press keys, one after the other, such as `j` or `ArrowRight`."""
+    def press(self, *keys: str, until: str = "true") -> None:
+        """Press keys, one after the other, such as `j` or `ArrowRight`, and wait as `wait` does."""
         for key in keys:
             text = {"text": key} if len(key) == 1 else {"Enter": {"text": "\r"}}.get(key, {})
             self.send("Input.dispatchKeyEvent", {"type": "keyDown", "key": key, **text})
             self.send("Input.dispatchKeyEvent", {"type": "keyUp", "key": key})
+        self.wait(until)
 
     def look(self, width: int, height: int = 900, *, dark: bool = False, scale: float = 1) -> None:
         """Set the size of the window and the colour scheme."""

@@ -117,7 +117,7 @@ class FrameServer:
                 elif how in ("truncated", "terminated"):
                     answer["data"][how] = True
                 elif how != "large":
-                    answer["data"]["reward"] = float("nan") if how == "nan" else how
+                    answer["data"]["reward"] = how
         return answer
 
 

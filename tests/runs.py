@@ -28,6 +28,8 @@ from geo_sokoban_pipeline.hooks.command_line import prepare_params
 from geo_sokoban_pipeline.runs.storage import file_digest, read_json
 from geo_sokoban_pipeline.trajectories.index import FOLDER
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
 ROOT = Path(__file__).parents[1]
 TRAIN = "train_sokoban"
@@ -62,10 +64,19 @@ class Project:
             prepare_params(typed)
             return CliRunner().invoke(find_run_command(PACKAGE), typed)
 
-    def succeed(self, *words: str) -> None:
+    def succeed(self, *words: str) -> Result:
         """A command that must succeed."""
         result = self.command(*words)
         assert result.exit_code == 0, (result.exception, result.output[-4000:])
+        return result
+
+    def refused(self, *words: str) -> str:
+        """The one line in which a command is refused."""
+        result = self.command(*words)
+        assert result.exit_code == 1, result.output
+        (line,) = (line for line in result.output.splitlines() if line.startswith("Error: "))
+        assert "Traceback" not in result.output
+        return line
 
     def stamps(self) -> dict[str, int]:
         """Time of writing of every file below the run's models: what a command has made again is seen here."""
@@ -85,6 +96,22 @@ class Project:
             if kedro_project.PACKAGE_NAME != PACKAGE:  # each time takes a third of a second
                 kedro_project.configure_project(PACKAGE, preserve_logging=True)
             yield
+
+
+def read_episodes(outputs: Path) -> list[Trajectory]:
+    """All stored episodes of a run, which keep the contract of their tables."""
+    found: list[Trajectory] = []
+    for path in sorted(path for kind in TRAJECTORY_KINDS for path in (outputs / kind).rglob("*.parquet")):
+        table = read_trajectories(path)
+        validate_trajectories(table)
+        found += table_to_trajectories(table)
+    return found
+
+
+class FullSize(Project):
+    """The project with `--env=qwen3vl`."""
+
+    conf_env = "qwen3vl"
 
 
 @cache

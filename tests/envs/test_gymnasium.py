@@ -6,7 +6,6 @@ import copy
 import json
 import re
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,17 @@ import numpy as np
 import pytest
 import yaml
 
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions
 from geo_sokoban_pipeline.envs.adapters.base import build_teacher, make_row
 from geo_sokoban_pipeline.envs.adapters.gymnasium import GymnasiumEnv
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
-from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
 from geo_sokoban_pipeline.rollout.episode import RolloutSettings
 from geo_sokoban_pipeline.rollout.functions import STUCK
 from geo_sokoban_pipeline.runs.fingerprint import loop_parameters
 from geo_sokoban_pipeline.seeding import python_generator
-from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
+from geo_sokoban_pipeline.tasks import TASKS
 from geo_sokoban_pipeline.trajectories.arrow import to_json
-from geo_sokoban_pipeline.trajectories.types import Trajectory
-from rollout.scripted import PROMPT, CharacterPolicy, make_settings, play_scripted
+from rollout.scripted import EPISODE_RETURN, check_replay, make_settings, play_right
 from runs import ROOT
 
 pytest.importorskip("gymnasium", reason="the extra gym is not installed")
@@ -251,14 +248,8 @@ ALIKE = {"imports": [ROOMS], "actions": WORDS, "image": None, "text": "{place}"}
 
 
 def settings_for(limit: float | None = None, **kwargs: Any) -> RolloutSettings:
-    plain = make_settings(max_turns=8, env_timeout=limit, reward="geo_sokoban_pipeline.rewards.returns.episode_return")
-    return replace(plain, env=EnvOptions(factory=FACTORY, args={**copy.deepcopy(ALIKE), "kwargs": kwargs}))
-
-
-def play(levels: list[int], settings: RolloutSettings) -> list[Trajectory]:
-    responses = {number: [("right", "stop")] * 8 for number in range(len(levels))}
-    episodes, _ = play_scripted(responses, settings, [{"seed": level} for level in levels])
-    return episodes
+    args = {**copy.deepcopy(ALIKE), "kwargs": kwargs}
+    return make_settings(args, EPISODE_RETURN, FACTORY, max_turns=8, env_timeout=limit)
 
 
 FAULTS = [("raise", "RuntimeError: the floor is open"), ("hang", "EnvTimeoutError: step of the environment")]
@@ -268,7 +259,7 @@ FAULTS = [("raise", "RuntimeError: the floor is open"), ("hang", "EnvTimeoutErro
 def test_a_hanging_and_a_crashing_environment_cost_their_episodes_alone(how: str, error: str) -> None:
     begins = [build(level).env.reset(seed=level)[0]["place"] for level in LEVELS]
     gym_rooms.waiting.clear()
-    episodes = play(list(LEVELS), settings_for(0.3, stops_at=0, how=how))
+    episodes = play_right([{"seed": level} for level in LEVELS], settings_for(0.3, stops_at=0, how=how))
     is_stuck = any(thread.name == STUCK for thread in threading.enumerate())
     gym_rooms.waiting.set()
     assert is_stuck == (how == "hang")
@@ -279,15 +270,7 @@ def test_a_hanging_and_a_crashing_environment_cost_their_episodes_alone(how: str
 
 
 def test_a_replay_draws_as_the_episode_did() -> None:
-    settings = settings_for(slips=0.5)
-    episodes = play([0] * 6, settings)
-    assert len({episode.response for episode in episodes}) > 2
-    rewards = RewardOptions(function=settings.reward.function)
-    replayer = Replayer(CharacterPolicy(), settings.env, rewards, settings.rollout, task_or_plain("talk"))  # type: ignore[arg-type]
-    rows = prompts_by_key([{"id": episode.task_id, "prompt": PROMPT, "seed": 0} for episode in episodes], replayer.task)
-    assert replayer.differences(episodes, rows) == []
-    others = [replace(episode, seed=episode.seed + 100) for episode in episodes]
-    assert len(replayer.differences(others, rows)) > 2
+    check_replay({"seed": 0}, settings_for(slips=0.5))
 
 
 # A task: its levels, and that they are those of the environment.

@@ -19,19 +19,16 @@ import pytest
 
 from frame_server import LENGTH, FrameServer, Walk
 from geo_sokoban_pipeline.background import shared_loop
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
 from geo_sokoban_pipeline.envs.adapters.base import build_teacher, make_row
 from geo_sokoban_pipeline.envs.adapters.openenv import OpenEnv, OpenEnvError
 from geo_sokoban_pipeline.envs.images import encode_png, png_data_uri
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
-from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
 from geo_sokoban_pipeline.preflight.own_code import try_own_code
 from geo_sokoban_pipeline.rollout.episode import RolloutSettings
 from geo_sokoban_pipeline.rollout.functions import STUCK
 from geo_sokoban_pipeline.seeding import python_generator
-from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
-from geo_sokoban_pipeline.trajectories.types import Trajectory
-from rollout.scripted import PROMPT, CharacterPolicy, make_settings, play_scripted
+from geo_sokoban_pipeline.tasks import TASKS
+from rollout.scripted import EPISODE_RETURN, PROMPT, check_replay, make_settings, play_right, replayer_of
 
 ARGS = {"action": "move", "actions": {"right": 1, "left": -1}, "text": "{place}", "timeout": 5}
 
@@ -242,13 +239,6 @@ def test_a_fault_ends_the_session_and_is_explained(server: FrameServer, how: str
     assert server.opened == 1
 
 
-def test_rewards_are_finite(server: FrameServer) -> None:
-    env = failing(server, "nan")
-    with pytest.raises(ValueError, match="its reward for right is nan"):
-        env.step("right")
-    env.close()
-
-
 @pytest.mark.parametrize(("how", "truncated"), [("truncated", True), ("terminated", False)])
 def test_both_ways_to_end_are_read(server: FrameServer, how: str, truncated: bool) -> None:
     env = failing(server, how)
@@ -320,7 +310,7 @@ def test_threads_that_begin_at_the_same_time_share_a_loop() -> None:
 def test_an_answer_after_the_rollouts_limit_leaves_no_connection(server: FrameServer) -> None:
     """Its episode has failed, and its environment is never called again."""
     settings = settings_for(server, 0.2, seed=None, timeout=5)
-    (episode,) = play([{"how": "late", "place": 0}], settings)
+    (episode,) = play_right([{"how": "late", "place": 0}], settings)
     assert episode.status == "failed"
     wait_for(lambda: gc.collect() is not None and not server.sessions)
 
@@ -369,14 +359,8 @@ def test_environments_of_a_batch_step_at_the_same_time(server: FrameServer) -> N
 
 
 def settings_for(server: FrameServer, limit: float | None = None, **args: Any) -> RolloutSettings:
-    plain = make_settings(max_turns=8, env_timeout=limit, reward="geo_sokoban_pipeline.rewards.returns.episode_return")
     given = {**ARGS, "reset": {"how": "how", "place": "place"}, "seed": "slips", **args}
-    return replace(plain, env=EnvOptions(factory=f"openenv:{server.url}", args=given))
-
-
-def play(rows: list[dict[str, Any]], settings: RolloutSettings) -> list[Trajectory]:
-    responses = {number: [("right", "stop")] * 8 for number in range(len(rows))}
-    return play_scripted(responses, settings, rows)[0]
+    return make_settings(given, EPISODE_RETURN, f"openenv:{server.url}", max_turns=8, env_timeout=limit)
 
 
 def test_more_episodes_than_a_server_has_places(server: FrameServer) -> None:
@@ -384,13 +368,12 @@ def test_more_episodes_than_a_server_has_places(server: FrameServer) -> None:
     server.capacity = 2
     settings = settings_for(server)
     rows: list[dict[str, Any]] = [{"how": None, "place": number % 3} for number in range(6)]
-    assert [episode.status for episode in play(rows, settings)].count("failed") == 4
+    assert [episode.status for episode in play_right(rows, settings)].count("failed") == 4
     settings = replace(settings, rollout=settings.rollout.model_copy(update={"max_environments": 2}))
-    episodes = play(rows, settings)
+    episodes = play_right(rows, settings)
     assert [episode.status for episode in episodes] == ["completed"] * 6
-    replayer = Replayer(CharacterPolicy(), settings.env, settings.reward, settings.rollout, task_or_plain("talk"))  # type: ignore[arg-type]
     known = {f"r{n}": [{"id": f"r{n}", "prompt": PROMPT, **row}] for n, row in enumerate(rows)}
-    assert replayer.differences(episodes, known) == []
+    assert replayer_of(settings).differences(episodes, known) == []
 
 
 @pytest.mark.parametrize(("limit", "error"), [(None, "OpenEnvError: ws://"), (0.3, "EnvTimeoutError: step of the")])
@@ -400,7 +383,7 @@ def test_hanging_and_crashing_environments_cost_their_episodes_alone(
     """Whether the adapter's own limit ends the step or that of the rollout; its socket is closed in the end."""
     hows = [None, "hang", "drop", None, "EXECUTION_ERROR", None]
     settings = settings_for(server, limit, seed=None, timeout=0.5)
-    episodes = play([{"how": how, "place": 0} for how in hows], settings)
+    episodes = play_right([{"how": how, "place": 0} for how in hows], settings)
     assert [episode.status for episode in episodes] == [
         "completed" if how is None else "failed" for how in hows
     ]  # fmt: skip
@@ -413,17 +396,7 @@ def test_hanging_and_crashing_environments_cost_their_episodes_alone(
 
 
 def test_a_replay_draws_as_the_episode_did(server: FrameServer) -> None:
-    rows = [{"how": None, "place": 0}] * 6
-    settings = settings_for(server)
-    episodes = play(rows, settings)
-    assert len({episode.response for episode in episodes}) > 2
-    rewards = RewardOptions(function=settings.reward.function)
-    replayer = Replayer(CharacterPolicy(), settings.env, rewards, settings.rollout, task_or_plain("talk"))  # type: ignore[arg-type]
-    prompts = [{"id": episode.task_id, "prompt": PROMPT, **rows[0]} for episode in episodes]
-    found = prompts_by_key(prompts, replayer.task)
-    assert replayer.differences(episodes, found) == []
-    others = [replace(episode, seed=episode.seed + 100) for episode in episodes]
-    assert len(replayer.differences(others, found)) > 2
+    check_replay({"how": None, "place": 0}, settings_for(server))
 
 
 @pytest.mark.parametrize("ignores", ["nothing", "the chance", "the beginning"])

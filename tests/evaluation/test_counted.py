@@ -7,11 +7,9 @@ a given text and keeps what was asked, so that each number of a summary can be c
 from __future__ import annotations
 
 import io
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -474,30 +472,6 @@ def test_the_node_evaluates_on_the_evaluation_prompts(
     summary, _ = evaluate(options, folder, levels, baselines=False, ablations=False)
     rows = [(row["policy"], row["mode"]) for row in summary["rows"]]
     assert rows == [(name, mode) for name in ("warm_start", "final") for mode in ("sampled", "greedy")]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "best", "expected"), [("final", 1, 2), ("best", 1, 1), ("best", 2, 2), ("best", None, 2)]
-)
-def test_which_checkpoint_becomes_the_final_policy(
-    chosen: str, best: int | None, expected: int, folder: PolicyFolder, train_options: TrainOptions, tmp_path: Path
-) -> None:
-    """Each checkpoint holds its number beside the weights; the newest one names the best on validation."""
-    checkpoints: dict[str, Any] = {}
-    for iteration in range(3):
-
-        def write(place: Path, number: int = iteration) -> dict[str, Any]:
-            (place / "config.json").write_text(json.dumps({"number": number}))
-            noted = None if best is None else {"iteration": best, "solve_rate": 0.5}
-            return {"iteration": number, "policy_version": number + 1, "sampler": {}, "best": noted}
-
-        made = write_policy(tmp_path / f"iter={iteration:05d}", write)
-        checkpoints[made.path.name] = {"iteration": iteration, "dir": made.path, "manifest": made.manifest}
-    options = set_options(train_options, evaluation={"checkpoint": chosen}, loop={"keep_best": True})
-    final = nodes.select_policy(checkpoints, folder, options.evaluation, "sokoban")
-    stored = write_policy(tmp_path / "final", final)
-    assert json.loads((stored.path / "config.json").read_text()) == {"number": expected}
-    assert stored.manifest["policy_version"] == expected + 1
 
 
 def test_solver_gives_up_beyond_its_states(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:

@@ -13,6 +13,7 @@ import yaml
 from kedro.framework.project import configure_project
 from kedro.framework.session import KedroSession
 from kedro.pipeline import Node, Pipeline
+from mlflow.tracking import MlflowClient
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,3 +94,19 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     registry: Callable[[], dict[str, Pipeline]] = made.pipelines
     monkeypatch.setattr(kedro.framework.project.pipelines, "_load_data", registry)
     return made
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of MLflow without runs: on a busy disk, making one takes a minute."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def tracked(project: Project, empty_store: Path) -> Project:
+    """The project with a database that is made already."""
+    (project.path / "data").mkdir()
+    shutil.copy(empty_store, project.path / "data" / "mlflow.db")
+    return project

@@ -45,9 +45,8 @@ def test_clear_keeps_the_lock_and_nothing_else(tmp_path):
     elsewhere = fill(tmp_path / "elsewhere")
     (folders.models / "checkpoints").symlink_to(tmp_path / "elsewhere")
     (folders.outputs / "metrics").symlink_to(tmp_path / "nowhere")
-    lock = RunLock(folders.models)
-    folders.clear()
-    lock.close()
+    with closing(RunLock(folders.models)):
+        folders.clear()
     left = [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()]
     assert sorted(left) == sorted([*elsewhere, folders.models / LOCK_FILE])
 
@@ -186,14 +185,13 @@ def test_a_command_warns_of_what_is_missing_in_the_run_that_it_reads(project, ca
 
 def test_run_in_use_is_not_touched(project):
     kept = fill(project.folder("06_models"))
-    lock = RunLock(project.folder("06_models"))
-    with pytest.raises(RunLockedError):
-        project.run("train_sokoban", params={"fresh": True})
-    assert project.seen == []
-    assert all(path.is_file() for path in kept)
-    project.run("train_sokoban", params={"run_id": "beside"})
-    project.run("update_sokoban")
-    lock.close()
+    with closing(RunLock(project.folder("06_models"))):
+        with pytest.raises(RunLockedError):
+            project.run("train_sokoban", params={"fresh": True})
+        assert project.seen == []
+        assert all(path.is_file() for path in kept)
+        project.run("train_sokoban", params={"run_id": "beside"})
+        project.run("update_sokoban")
 
 
 # The list of runs on the command line

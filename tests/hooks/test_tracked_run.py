@@ -299,21 +299,27 @@ def read_offline(folder):
     return runs, configured, history, exits
 
 
-def test_story_of_one_run_in_wandb_offline(project, monkeypatch, tmp_path):
-    """A failed and continued run is one run of W&B, without a point twice; the process' environment stays as it is."""
+@pytest.fixture
+def offline(monkeypatch):
+    """Weights & Biases keeps its runs in files."""
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_MODE", "offline")
+
+
+@pytest.mark.usefixtures("offline")
+def test_story_of_one_run_in_wandb_offline(tracked):
+    """A failed and continued run is one run of W&B, without a point twice; the process' environment stays as it is."""
     before = dict(os.environ)
-    project.fail_at = 1
+    tracked.fail_at = 1
     with pytest.raises(RuntimeError, match="out of luck"):
-        project.run("train_sokoban", params={"tracking": {"enabled": True, "experiment": "mine"}})
-    project.fail_at, project.iterations = None, 3
-    project.run("train_sokoban", params={"tracking": {"enabled": True, "experiment": "mine"}})
+        tracked.run("train_sokoban", params={"tracking": {"enabled": True, "experiment": "mine"}})
+    tracked.fail_at, tracked.iterations = None, 3
+    tracked.run("train_sokoban", params={"tracking": {"enabled": True, "experiment": "mine"}})
     changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
     assert not {name for name in changed if name.startswith(("WANDB", "MLFLOW"))}
-    note = json.loads((project.folder("06_models") / WANDB_NOTE).read_text())
-    runs, configured, history, exits = read_offline(project.path / "data")
+    note = json.loads((tracked.folder("06_models") / WANDB_NOTE).read_text())
+    runs, configured, history, exits = read_offline(tracked.path / "data")
     assert runs == {("mine", note["id"], "train_sokoban/default")}
     assert sorted((entry["iteration"], entry["rollout/raw_reward"]) for entry in history) == [
         (0, 0.0), (1, 0.5), (2, 1.0)
@@ -321,15 +327,13 @@ def test_story_of_one_run_in_wandb_offline(project, monkeypatch, tmp_path):
     assert exits == [1, 0]
     assert json.loads(configured["run_id"]) == "default" and json.loads(configured["seed"]) == 0
     # MLflow has the same.
-    client = MlflowClient(tracking_uri=f"sqlite:///{project.path}/data/mlflow.db")
-    mlflow_note = json.loads((project.folder("06_models") / NOTE).read_text())
+    client = MlflowClient(tracking_uri=f"sqlite:///{tracked.path}/data/mlflow.db")
+    mlflow_note = json.loads((tracked.folder("06_models") / NOTE).read_text())
     assert len(client.get_metric_history(mlflow_note["mlflow_run_id"], "rollout/raw_reward")) == 3
 
 
-def test_tables_inputs_and_files_in_wandb_offline(monkeypatch, tmp_path):
-    pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_MODE", "offline")
+@pytest.mark.usefixtures("offline")
+def test_tables_inputs_and_files_in_wandb_offline(tmp_path):
     report = tmp_path / "report.html"
     report.write_text("<html>")
     run = WandbRun.open(TrackingOptions(experiment="mine"), tmp_path / "data", tmp_path, "train_sokoban/default")
@@ -386,17 +390,17 @@ def test_torn_files_end_no_command_and_leave_no_run_open(project, caplog, monkey
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_without_the_package_or_its_service_mlflow_tracks_alone(project, caplog, monkeypatch, is_there):
+def test_without_the_package_or_its_service_mlflow_tracks_alone(tracked, caplog, monkeypatch, is_there):
     def refuse(*_):
         raise OSError("no service today")
 
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setattr(tracking, "is_installed", lambda: is_there)
     monkeypatch.setattr(wandb_run.WandbRun, "open", refuse)
-    project.run("train_sokoban", params={"tracking": {"enabled": True}})
+    tracked.run("train_sokoban", params={"tracking": {"enabled": True}})
     assert ("Weights & Biases could not open the run of train_sokoban" in caplog.text) is is_there
-    assert not (project.folder("06_models") / WANDB_NOTE).exists()
-    note = json.loads((project.folder("06_models") / NOTE).read_text())
-    client = MlflowClient(tracking_uri=f"sqlite:///{project.path}/data/mlflow.db")
+    assert not (tracked.folder("06_models") / WANDB_NOTE).exists()
+    note = json.loads((tracked.folder("06_models") / NOTE).read_text())
+    client = MlflowClient(tracking_uri=f"sqlite:///{tracked.path}/data/mlflow.db")
     assert len(client.get_metric_history(note["mlflow_run_id"], "rollout/raw_reward")) == 2
     assert client.get_run(note["mlflow_run_id"]).info.status == "FINISHED"

@@ -170,21 +170,21 @@ def test_a_note_holds_no_login(tmp_path):
         assert json.loads((tmp_path / NOTE).read_text())["tracking_uri"] == "postgresql://h/db"
 
 
-def test_a_run_of_a_moved_data_root_goes_on_beside_it(project):
+def test_a_run_of_a_moved_data_root_goes_on_beside_it(tracked):
     """The folder is moved between two commands: the run goes on in a new experiment, with all that it had."""
     on = {"tracking": {"enabled": True}}
-    report = project.folder("08_reporting") / "report.html"
+    report = tracked.folder("08_reporting") / "report.html"
     report.parent.mkdir(parents=True)
     report.write_text("<html>")
-    project.run("train_sokoban", params=on)
-    first = json.loads((project.folder("06_models") / NOTE).read_text())
+    tracked.run("train_sokoban", params=on)
+    first = json.loads((tracked.folder("06_models") / NOTE).read_text())
     assert first["tracking_uri"] == "mlflow.db"
-    moved = project.path.with_name("moved")
-    shutil.move(project.path / "data", moved / "data")
-    shutil.copytree(project.path / "conf", moved / "conf")
-    project.path = moved
-    project.run("train_sokoban", params=on)
-    second = json.loads((project.folder("06_models") / NOTE).read_text())
+    moved = tracked.path.with_name("moved")
+    shutil.move(tracked.path / "data", moved / "data")
+    shutil.copytree(tracked.path / "conf", moved / "conf")
+    tracked.path = moved
+    tracked.run("train_sokoban", params=on)
+    second = json.loads((tracked.folder("06_models") / NOTE).read_text())
     client = MlflowClient(tracking_uri=f"sqlite:///{moved}/data/mlflow.db")
     before, run = (client.get_run(note["mlflow_run_id"]) for note in (first, second))
     assert run.info.artifact_uri.startswith((moved / "data/mlartifacts").as_uri())
@@ -195,24 +195,24 @@ def test_a_run_of_a_moved_data_root_goes_on_beside_it(project):
     assert names[before.info.experiment_id] == f"{name} before move {before.info.experiment_id}"
     # Nothing is written to the old place any more, and the next command finds the new one.
     assert not report.parents[3].exists()
-    project.run("train_sokoban", params=on)
-    assert json.loads((project.folder("06_models") / NOTE).read_text()) == second
+    tracked.run("train_sokoban", params=on)
+    assert json.loads((tracked.folder("06_models") / NOTE).read_text()) == second
 
 
-def test_the_next_command_closes_what_was_killed(project):
+def test_the_next_command_closes_what_was_killed(tracked):
     """A run whose process is gone is KILLED; one that works, and one of another data root, stay as they are."""
     on = {"tracking": {"enabled": True}}
-    project.run("train_sokoban", params={**on, "run_id": "alive"})
-    client = MlflowClient(tracking_uri=f"sqlite:///{project.path}/data/mlflow.db")
-    note = json.loads((project.folder("06_models", run_id="alive") / NOTE).read_text())
+    tracked.run("train_sokoban", params={**on, "run_id": "alive"})
+    client = MlflowClient(tracking_uri=f"sqlite:///{tracked.path}/data/mlflow.db")
+    note = json.loads((tracked.folder("06_models", run_id="alive") / NOTE).read_text())
     found = {"alive": note["mlflow_run_id"]}
     for name in ("killed", "elsewhere"):
         tags = {"run": "train_sokoban", "run_id": name}
         found[name] = client.create_run(note["experiment_id"], tags=tags).info.run_id
-    write_json(project.folder("06_models", run_id="killed") / NOTE, {**note, "mlflow_run_id": found["killed"]})
+    write_json(tracked.folder("06_models", run_id="killed") / NOTE, {**note, "mlflow_run_id": found["killed"]})
     client.update_run(found["alive"], status="RUNNING")
-    lock = RunLock(project.folder("06_models", run_id="alive"))
-    project.run("train_sokoban", params={**on, "run_id": "third"})
+    lock = RunLock(tracked.folder("06_models", run_id="alive"))
+    tracked.run("train_sokoban", params={**on, "run_id": "third"})
     lock.close()
     states = {name: client.get_run(identifier).info.status for name, identifier in found.items()}
     assert states == {"killed": "KILLED", "alive": "RUNNING", "elsewhere": "RUNNING"}

@@ -130,9 +130,8 @@ def test_findings_end_the_command_with_exit_code_1(clone):
     torn.write_bytes(torn.read_bytes()[:-100])
     damaged = clone.folder("06_models", "train_sokoban") / "checkpoints" / "iter=00001" / "config.json"
     damaged.write_bytes(damaged.read_bytes().replace(b"1", b"2", 1))
-    result = clone.command("--pipelines=audit_sokoban", "--params=audit.versions=0")
-    assert result.exit_code == 1
-    assert "train_sokoban/default: 4 finding(s); first, contract of train_sokoban.trajectories" in result.output
+    line = clone.refused("--pipelines=audit_sokoban", "--params=audit.versions=0")
+    assert "train_sokoban/default: 4 finding(s); first, contract of train_sokoban.trajectories" in line
     audit = audit_of(clone)
     found = [(check["check"], finding) for check in audit["checks"] for finding in check["findings"]]
     for check, text in (
@@ -200,8 +199,33 @@ def splice(episode: Trajectory, place: int, removed: int, added: list[int], mask
     ]
 
 
-def shifted_mask(episodes):
-    pick(episodes).loss_mask = np.roll(pick(episodes).loss_mask, 1)
+def edit(find: Callable[[list[Trajectory]], Any], name: str, new: Callable[[Any], Any]) -> Change:
+    """Another value of an attribute of what is found among the episodes."""
+
+    def change(episodes):
+        setattr(find(episodes), name, new(getattr(find(episodes), name)))
+
+    return change
+
+
+def first(episodes):
+    return episodes[0]
+
+
+def first_response(episodes):
+    return response_of(episodes[0])
+
+
+def picked_response(episodes):
+    return response_of(pick(episodes))
+
+
+def with_several_images(episodes):
+    return next(one for one in episodes if len(set(one.images)) > 1)
+
+
+def other_order(images):
+    return images[::-1] if images != images[::-1] else sorted(images)
 
 
 def changed_token(episodes):
@@ -224,15 +248,6 @@ def missing_end(episodes):
     splice(episode, response_of(episode).token_end - 1, 1, [], 1)
 
 
-def changed_text(episodes):
-    response_of(episodes[0]).text += "!"
-
-
-def swapped_images(episodes):
-    episode = next(one for one in episodes if len(set(one.images)) > 1)
-    episode.images = episode.images[::-1] if episode.images != episode.images[::-1] else sorted(episode.images)
-
-
 def wrong_grid(episodes):
     time, height, width = episodes[0].image_grid_thw[0]
     episodes[0].image_grid_thw[0] = (time, height * 2, width // 2)  # as many patches
@@ -248,29 +263,8 @@ def changed_part(episodes):
     episodes[0].reward_parts["final_bonus"] += 1.0
 
 
-def changed_turn_reward(episodes):
-    response_of(episodes[0]).reward += 0.5
-
-
-def changed_action(episodes):
-    response_of(pick(episodes)).action = "up,up"
-
-
-def changed_advantage(episodes):
-    turn = response_of(pick(episodes))
-    turn.advantage += 0.25
-
-
-def trained_unnoticed(episodes):
-    episodes[0].trained = not episodes[0].trained
-
-
 def lost_episode(episodes):
     del episodes[5]
-
-
-def foreign_prompt(episodes):
-    episodes[0].task_id = "0" * 32
 
 
 def lost_turn(episodes):
@@ -281,23 +275,27 @@ def lost_turn(episodes):
 @pytest.mark.parametrize(
     ("change", "check", "text"),
     [
-        (shifted_mask, "contract", "loss_mask"),
+        (edit(pick, "loss_mask", lambda mask: np.roll(mask, 1)), "contract", "loss_mask"),
         (changed_token, "token parity", "turn 0: ids: stored"),
         (dropped_newline, "token parity", "turn 2: ids: stored"),
         (doubled_end, "response ends", "response 0: an end token at"),
         (missing_end, "response ends", "response 0: no end token"),
-        (changed_text, "token parity", "turn 1: response text: stored"),
-        (swapped_images, "replay", "shows something else"),
+        (edit(first_response, "text", lambda text: f"{text}!"), "token parity", "turn 1: response text: stored"),
+        (edit(with_several_images, "images", other_order), "replay", "shows something else"),
         (wrong_grid, "image grids", "image 0: image_grid_thw is"),
         (changed_reward, "replay", "reward: stored"),
         (changed_reward, "advantages", "with turns that add up to"),
         (changed_part, "replay", "reward_parts, final_bonus: stored"),
-        (changed_turn_reward, "replay", "turn 1, reward: stored"),
-        (changed_action, "replay", "turn 1, action: stored 'up,up'"),
-        (changed_advantage, "advantages", "advantage of response 0: stored"),
-        (trained_unnoticed, "advantages", "trained: stored"),
+        (edit(first_response, "reward", lambda reward: reward + 0.5), "replay", "turn 1, reward: stored"),
+        (edit(picked_response, "action", lambda _: "up,up"), "replay", "turn 1, action: stored 'up,up'"),
+        (
+            edit(picked_response, "advantage", lambda advantage: advantage + 0.25),
+            "advantages",
+            "advantage of response 0: stored",
+        ),
+        (edit(first, "trained", lambda trained: not trained), "advantages", "trained: stored"),
         (lost_episode, "groups", "group 1 has the samples"),
-        (foreign_prompt, "replay", "is no prompt of this split"),
+        (edit(first, "task_id", lambda _: "0" * 32), "replay", "is no prompt of this split"),
         (lost_turn, "contract", "turns"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
@@ -318,10 +316,7 @@ def test_an_unchanged_part_has_no_findings(stored):
 
 
 def test_an_advantage_in_an_evaluation_is_found(stored):
-    def give_advantage(episodes):
-        episodes[0].advantage = 1.0
-
-    entry = stored.changed(give_advantage, "eval_trajectories")
+    entry = stored.changed(edit(first, "advantage", lambda _: 1.0), "eval_trajectories")
     assert set(stored.audit(entry)) == {"advantages"}
 
 
@@ -357,44 +352,28 @@ def test_a_limit_takes_episodes_of_all_of_training(stored):
 # Splits.
 
 
-def leak_level(splits):
-    splits["eval_prompts"] = [*splits["eval_prompts"], splits["prompts"][3]]
-
-
-def leak_layout(splits):
-    row = {**splits["eval_prompts"][0], "layout_hash": splits["prompts"][3]["layout_hash"]}
-    splits["eval_prompts"] = [row, *splits["eval_prompts"][1:]]
-
-
-def leak_image(splits):
-    row = {**splits["eval_prompts"][0], "images": splits["prompts"][3]["images"]}
-    splits["eval_prompts"] = [row, *splits["eval_prompts"][1:]]
-
-
-def change_row(splits):
-    splits["prompts"] = [{**splits["prompts"][0], "prompt": "Win."}, *splits["prompts"][1:]]
+def leak(splits, table, column):
+    """The splits with a value of the fourth training prompt in the first row of a table."""
+    row, *others = splits[table]
+    return {**splits, table: [{**row, column: splits["prompts"][3][column]}, *others]}
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("table", "column", "text"),
     [
-        (leak_level, "prompts and eval_prompts share 1 rows with the same level_hash"),
-        (leak_layout, "prompts and eval_prompts share 1 layouts"),
-        (leak_image, "prompts and eval_prompts share 1 rows with the same text and images"),
-        (change_row, "prompts: other rows than the run was trained on"),
+        ("eval_prompts", "level_hash", "prompts and eval_prompts share 1 rows with the same level_hash"),
+        ("eval_prompts", "layout_hash", "prompts and eval_prompts share 1 layouts"),
+        ("eval_prompts", "images", "prompts and eval_prompts share 1 rows with the same text and images"),
+        ("prompts", "level_hash", "prompts: other rows than the run was trained on"),
     ],
 )
-def test_a_leak_is_found(stored, change, text):
-    splits = dict(stored.splits)
-    change(splits)
-    (check,) = audit_splits(splits, stored.rules, shared=False)
+def test_a_leak_is_found(stored, table, column, text):
+    (check,) = audit_splits(leak(stored.splits, table, column), stored.rules, shared=False)
     assert any(text in finding for finding in check.findings)
 
 
 def test_layouts_that_the_data_report_names_are_a_note(stored):
-    splits = dict(stored.splits)
-    leak_layout(splits)
-    (check,) = audit_splits(splits, stored.rules, shared=True)
+    (check,) = audit_splits(leak(stored.splits, "eval_prompts", "layout_hash"), stored.rules, shared=True)
     assert check.findings == ()
     assert "share 1 layouts" in check.notes[0]
 

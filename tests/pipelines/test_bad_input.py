@@ -72,9 +72,8 @@ def test_damaged_trajectories_are_named(clone, what):
     else:
         path.write_bytes(path.read_bytes()[:-200] if what == "torn" else b"no parquet")
     parameters = {"update_sokoban": {"source": {"iteration": 1}}}
-    with pytest.raises(Exception, match="iter=00001/part-000.parquet") as error:
+    with pytest.raises(Exception, match=str(path)):
         clone.run("update_sokoban", params=parameters)
-    assert str(path) in str(error.value)
     assert not (clone.folder("06_models", "update_sokoban") / "checkpoints").exists()
 
 

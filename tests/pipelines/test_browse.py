@@ -20,8 +20,7 @@ def test_the_site_of_a_run(clone, caplog):
     table = read_trajectories(edited)
     place = table.schema.get_field_index("reward")
     write_trajectories(edited, table.set_column(place, "reward", pc.add(table["reward"], 1.0)))
-    result = clone.command("--pipelines=browse_sokoban", "--params=browse_sokoban.first_iteration=1")
-    assert result.exit_code == 0, result.output
+    clone.succeed("--pipelines=browse_sokoban", "--params=browse_sokoban.first_iteration=1")
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("held_out_trajectories/iter=00001/part-000" in line and "reward" in line for line in said)
     caplog.clear()

@@ -20,8 +20,7 @@ def table_of(project):
 
 
 def test_a_run_that_can_begin(project):
-    result = project.command(CHECK)
-    assert result.exit_code == 0, result.output
+    result = project.succeed(CHECK)
     table, checks = table_of(project)
     assert table["states"]["failure"] == 0
     assert {group for group, _ in checks} == {
@@ -48,9 +47,7 @@ def test_a_run_that_can_begin(project):
 def test_a_run_that_would_fail(project):
     servers = "train_sokoban.rollout.engine=sglang,train_sokoban.rollout.server.python=nowhere"
     words = f"--params=train_sokoban.grpo.group_size=1,sokoban.counts.eval=99999,{servers}"
-    result = project.command(CHECK, words)
-    assert result.exit_code == 1
-    (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+    line = project.refused(CHECK, words)
     assert "train_sokoban/default: 3 failures" in line
     assert "group_size=1" in line
     table, checks = table_of(project)

@@ -47,7 +47,3 @@ def test_runs_side_by_side(clone):
     ):
         assert words in page, words
     assert "grpo.group_size" not in page
-    missing = clone.command("--pipelines=compare", "--params=runs=default+nothing")
-    assert missing.exit_code == 1
-    stored = "Stored are train_sokoban/default, train_sokoban/other."
-    assert f"runs: train_sokoban/nothing is not stored. {stored}" in f"{missing.output} {missing.exception}"

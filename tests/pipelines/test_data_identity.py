@@ -39,20 +39,11 @@ def counts(project, run, run_id="default"):
     return [(row["mode"], row["solved"], row["episodes"]) for row in summary["rows"] if row["policy"] == last]
 
 
-def error_of(project, *words):
-    """The one line in which a command is refused."""
-    result = project.command(*words)
-    assert result.exit_code == 1, result.output
-    (line,) = (line for line in result.output.splitlines() if line.startswith("Error: "))
-    assert "Traceback" not in result.output
-    return line
-
-
 @pytest.fixture(scope="module")
 def other_data(finished_run, tmp_path_factory):
     """The finished run, after somebody has made data with other settings."""
     project = finished_run.clone(tmp_path_factory.mktemp("other") / "data")
-    assert project.command("--pipelines=data_sokoban", f"--params={OTHER}").exit_code == 0
+    project.succeed("--pipelines=data_sokoban", f"--params={OTHER}")
     return project
 
 
@@ -63,7 +54,7 @@ def test_evaluation_after_other_data_were_made_gives_the_numbers_of_the_report(o
     newest = read_json(data_folder(other_data) / "newest.json")["id"]
     assert newest.startswith("8x8-2box-generate-") and newest != data_id(other_data)
     with caplog.at_level("INFO"):
-        assert other_data.command("--pipelines=evaluate_sokoban").exit_code == 0
+        other_data.succeed("--pipelines=evaluate_sokoban")
     assert counts(other_data, "evaluate_sokoban") == counts(other_data, "train_sokoban")
     one, other = (
         read_json(other_data.folder("08_reporting", run) / "eval_summary.json")
@@ -84,13 +75,12 @@ def test_settings_that_changed_in_a_file_do_not_reach_a_stored_run(other_data, t
         "sokoban: {boxes: 2, max_solution: 4, counts: {train: 64, validation: 16, eval: 32}}"
     )
     words = ("--pipelines=rollout_sokoban", f"--conf-source={conf}")
-    line = error_of(other_data, *words)
+    line = other_data.refused(*words)
     assert f"was made with the data {data_id(other_data)}, but the parameters describe 6x6-2box-generate-" in line
     (given,) = re.findall("give --params (.*?)[.] To try", line)
     assert given == "sokoban.boxes=1"
     with caplog.at_level("INFO"):
-        done = other_data.command(*words, f"--params={given},train_sokoban.grpo.groups=2")
-    assert done.exit_code == 0, done.output
+        other_data.succeed(*words, f"--params={given},train_sokoban.grpo.groups=2")
     assert f"data {data_id(other_data)}" in caplog.text
     assert data_id(other_data, "rollout_sokoban") == data_id(other_data)
     assert not list(data_folder(other_data).glob("6x6-2box-*"))
@@ -98,7 +88,7 @@ def test_settings_that_changed_in_a_file_do_not_reach_a_stored_run(other_data, t
 
 @pytest.mark.parametrize("pipeline", ["evaluate", "rollout", "update", "control"])
 def test_parameters_that_describe_other_data_than_the_run_has_are_refused(other_data, pipeline):
-    line = error_of(other_data, f"--pipelines={pipeline}_sokoban", "--params=sokoban.boxes=2")
+    line = other_data.refused(f"--pipelines={pipeline}_sokoban", "--params=sokoban.boxes=2")
     assert f"{pipeline}_sokoban: train_sokoban/default was made with the data {data_id(other_data)}, but" in line
     wanted = r"the parameters describe 6x6-2box-generate-\w{8}\. To work on .* give --params sokoban\.boxes=1\. To try"
     assert re.search(wanted, line)
@@ -107,14 +97,14 @@ def test_parameters_that_describe_other_data_than_the_run_has_are_refused(other_
 def test_the_same_parameters_again_are_no_others(other_data):
     """What a study gives its members: the whole section, equal to that of the run."""
     words = ("--pipelines=update_sokoban", "--params=sokoban.max_solution=4,sokoban.cell_px=16")
-    assert other_data.command(*words).exit_code == 0
+    other_data.succeed(*words)
 
 
 def test_a_policy_from_elsewhere_plays_the_data_of_the_settings(other_data, caplog):
     folder = other_data.folder("06_models") / "final_policy"
     given = f"run_id=two,evaluate_sokoban.source.checkpoint={folder},{OTHER},train_sokoban.evaluation.prompts=2"
     with caplog.at_level("INFO"):
-        assert other_data.command("--pipelines=evaluate_sokoban", f"--params={given}").exit_code == 0
+        other_data.succeed("--pipelines=evaluate_sokoban", f"--params={given}")
     summary = read_json(other_data.folder("08_reporting", "evaluate_sokoban", "two") / "eval_summary.json")
     (made,) = data_folder(other_data).glob("8x8-2box-*")
     assert summary["data_id"] == made.name
@@ -137,7 +127,7 @@ def own_levels(tmp_path):
 
 def test_a_stored_policy_plays_all_levels_of_a_file_in_one_command(clone, own_levels):
     words = ("--pipelines=data_sokoban,evaluate_sokoban", f"--params={own_levels}")
-    assert clone.command(*words).exit_code == 0
+    clone.succeed(*words)
     summary = read_json(clone.folder("08_reporting", "evaluate_sokoban") / "eval_summary.json")
     assert (summary["prompts"], summary["data_id"]) == (3, data_id(clone, "evaluate_sokoban"))
     assert summary["data_id"] != data_id(clone)
@@ -145,9 +135,9 @@ def test_a_stored_policy_plays_all_levels_of_a_file_in_one_command(clone, own_le
 
 def test_the_hint_for_missing_tables_of_a_file_makes_them(clone, own_levels):
     """From another environment, too: the hint has the parameters of the command."""
-    line = error_of(clone, "--pipelines=evaluate_sokoban", f"--params={own_levels}")
+    line = clone.refused("--pipelines=evaluate_sokoban", f"--params={own_levels}")
     (hint,) = re.findall(" kedro run (.*)`", line)
-    assert clone.command(*shlex.split(hint)).exit_code == 0
+    clone.succeed(*shlex.split(hint))
     (made,) = data_folder(clone).glob("my-levels-file-*")
     assert f"data {made.name}" in line
     rows = pd.read_parquet(made / "eval_prompts.parquet")
@@ -156,14 +146,14 @@ def test_the_hint_for_missing_tables_of_a_file_makes_them(clone, own_levels):
 
 def test_rows_that_the_run_was_trained_on_are_not_all_played(clone, own_levels):
     """The command names the file of the run's own data: its training rows would be played. Shares of a command stay."""
-    assert clone.command("--pipelines=data_sokoban", f"--params={own_levels}").exit_code == 0
+    clone.succeed("--pipelines=data_sokoban", f"--params={own_levels}")
     (made,) = data_folder(clone).glob("my-levels-file-*")
     shutil.copy(made / "data.json", clone.folder("06_models"))
-    line = error_of(clone, "--pipelines=evaluate_sokoban", f"--params={own_levels}")
+    line = clone.refused("--pipelines=evaluate_sokoban", f"--params={own_levels}")
     (given,) = re.findall("give --params (.*?)[.] To try", line)
     assert f"made with the data {made.name}, but" in line and "sokoban.shares.eval=0.22" in given
     words = f"--params={shlex.split(given)[0]},{own_levels}"
-    assert clone.command("--pipelines=evaluate_sokoban", words).exit_code == 0
+    clone.succeed("--pipelines=evaluate_sokoban", words)
     summary = read_json(clone.folder("08_reporting", "evaluate_sokoban") / "eval_summary.json")
     assert (summary["prompts"], summary["data_id"]) == (1, made.name)
 
@@ -173,16 +163,15 @@ def test_data_that_were_deleted_are_made_again_by_the_command_of_the_message(clo
     before = (gone / "eval_prompts.parquet").read_bytes()
     for path in gone.iterdir():
         path.unlink()
-    line = error_of(clone, "--pipelines=evaluate_sokoban")
+    line = clone.refused("--pipelines=evaluate_sokoban")
     assert f"there are no such tables of the data {gone.name}" in line
     assert f"`GEO_SOKOBAN_DATA_ROOT={clone.root} kedro run --pipelines=data_sokoban --env=test`" in line
     # With other settings in force, the run's are given by the command, and the message names a file that has them.
     words, source = ("--env=slime_exact", "--pipelines=evaluate_sokoban"), "evaluate_sokoban.source.run_id=default"
-    (given,) = re.findall("give --params (.*?)[.] To try", error_of(clone, *words, f"--params={source}"))
-    line = error_of(clone, *words, f"--params={source},run_id=again,{shlex.split(given)[0]}")
-    found = re.search(r" kedro run (--config=\S+) --env=slime_exact`", line)
-    assert found is not None
-    assert clone.command(found[1]).exit_code == 0
+    (given,) = re.findall("give --params (.*?)[.] To try", clone.refused(*words, f"--params={source}"))
+    line = clone.refused(*words, f"--params={source},run_id=again,{shlex.split(given)[0]}")
+    (config,) = re.findall(r" kedro run (--config=\S+) --env=slime_exact`", line)
+    clone.succeed(config)
     assert (gone / "eval_prompts.parquet").read_bytes() == before
 
 
@@ -196,7 +185,7 @@ def test_rows_that_came_out_otherwise_are_not_played(clone):
 
 def test_a_run_that_notes_no_data_is_refused(clone):
     (clone.folder("06_models") / "data.json").unlink()
-    line = error_of(clone, "--pipelines=evaluate_sokoban")
+    line = clone.refused("--pipelines=evaluate_sokoban")
     assert "the run train_sokoban/default has no data.json" in line
     assert "evaluate_sokoban.source.checkpoint" in line
 
@@ -210,11 +199,11 @@ def test_a_run_id_names_the_run_that_is_worked_on(clone, caplog):
     few = "train_sokoban.evaluation.prompts=2"
     with caplog.at_level("INFO"):
         shorter = f"run_id=seed2,{few},train_sokoban.rollout.max_turns=3"
-        assert clone.command("--pipelines=evaluate_sokoban", f"--params={shorter}").exit_code == 0
+        clone.succeed("--pipelines=evaluate_sokoban", f"--params={shorter}")
         faster = "run_id=seed2,train_sokoban.optimizer.learning_rate=0.002"
-        assert clone.command("--pipelines=update_sokoban", f"--params={faster}").exit_code == 0
+        clone.succeed("--pipelines=update_sokoban", f"--params={faster}")
         given = "run_id=copy,update_sokoban.source.run_id=seed2"
-        assert clone.command("--pipelines=update_sokoban", f"--params={given}").exit_code == 0
+        clone.succeed("--pipelines=update_sokoban", f"--params={given}")
     assert "evaluate_sokoban works on train_sokoban/seed2, checkpoint 2 (latest)" in caplog.text
     assert "update_sokoban works on train_sokoban/seed2, trajectories of iteration 2 (the newest)" in caplog.text
     for run, name in (

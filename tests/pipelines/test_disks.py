@@ -86,9 +86,7 @@ def test_read_only_folders(longer_run, clone, disks):
 def test_a_read_only_data_root_stops_before_any_work(project, disks):
     disks.enter_context(closable_folder(project.root, DISK))
     set_read_only(project.root, True)
-    result = project.command("--pipelines=train_sokoban")
-    assert result.exit_code == 1
-    (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+    line = project.refused("--pipelines=train_sokoban")
     assert f"{project.root}/{MODELS}/run.lock: no right to write" in line
     assert "move data_root" in line
 

@@ -9,13 +9,7 @@ import pytest
 
 from geo_sokoban_pipeline.config.launcher_env import VARIABLES
 from geo_sokoban_pipeline.runs.storage import read_json
-from runs import Project
-
-
-class FullSize(Project):
-    """The project with `--env=qwen3vl`."""
-
-    conf_env = "qwen3vl"
+from runs import FullSize
 
 
 @pytest.fixture
@@ -32,8 +26,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_estimate_is_printed_and_stored(tmp_path: Any) -> None:
     project = FullSize(tmp_path / "data")
     words = "estimate_sokoban.gpu=H200,estimate_sokoban.gpu_hour_price=2"
-    result = project.command("--pipelines=estimate_sokoban", f"--params={words}")
-    assert result.exit_code == 0, result.output
+    result = project.succeed("--pipelines=estimate_sokoban", f"--params={words}")
     found = read_json(project.folder("08_reporting", "estimate_sokoban") / "estimate.json")
     assert (found["run"], found["model"], found["gpu"], found["is_predicted"]) == ("train_sokoban", "2B", "H200", True)
     assert found["hours"] == pytest.approx(800 * found["iteration"] / 3600)
@@ -46,5 +39,5 @@ def test_an_estimate_is_printed_and_stored(tmp_path: Any) -> None:
 
 def test_a_model_of_unknown_size_is_one_line(tmp_path: Any) -> None:
     project = FullSize(tmp_path / "data")
-    result = project.command("--pipelines=estimate_geo3k", "--params=train_geo3k.policy.path=me/own")
-    assert result.exit_code == 1 and "give one of about its size as estimate_<task>.model" in result.output
+    line = project.refused("--pipelines=estimate_geo3k", "--params=train_geo3k.policy.path=me/own")
+    assert "give one of about its size as estimate_<task>.model" in line

@@ -33,15 +33,20 @@ print(json.dumps([expected, trainer.state.log_history[-1]["train_loss"], changed
 OPTIONS = "export_sokoban.solved=false,export_sokoban.last_iteration=0,export_sokoban.tables=[tokens]"
 
 
-def test_the_page_gives_the_log_probs_of_the_rollout(clone, tmp_path, monkeypatch):
+@pytest.fixture
+def place(clone, tmp_path):
+    """A project folder after an export, as the page takes it."""
+    clone.succeed("--pipelines=export_sokoban", f"--params={OPTIONS}")
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "data").symlink_to(clone.root)
+    return tmp_path / "place"
+
+
+def test_the_page_gives_the_log_probs_of_the_rollout(clone, place, tmp_path, monkeypatch):
     """The first iteration was played by the policy after the warm start, so its own loss there is known."""
     import datasets
 
-    result = clone.command("--pipelines=export_sokoban", f"--params={OPTIONS}")
-    assert result.exit_code == 0, result.output
-    (tmp_path / "place").mkdir()
-    (tmp_path / "place" / "data").symlink_to(clone.root)
-    monkeypatch.chdir(tmp_path / "place")
+    monkeypatch.chdir(place)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "downloads")
     names: dict[str, Any] = {}
@@ -64,17 +69,11 @@ def test_the_page_gives_the_log_probs_of_the_rollout(clone, tmp_path, monkeypatc
 
 
 @pytest.mark.skipif(not TRL.exists(), reason="`make bench-peer` has not made .venv-trl")
-def test_trl_trains_one_step_on_the_page(clone, tmp_path):
+def test_trl_trains_one_step_on_the_page(place, tmp_path):
     """SFTTrainer's own loss is that of the collator's labels, and its step moves the weights."""
-    result = clone.command("--pipelines=export_sokoban", f"--params={OPTIONS}")
-    assert result.exit_code == 0, result.output
-    (tmp_path / "place").mkdir()
-    (tmp_path / "place" / "data").symlink_to(clone.root)
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "CUDA_VISIBLE_DEVICES": ""}
     words = [str(TRL), "-c", COLLATE + STEP + SFT + RESULT]
-    done = subprocess.run(
-        words, cwd=tmp_path / "place", env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     expected, loss, changed, weights = json.loads(done.stdout.splitlines()[-1])
     assert loss == pytest.approx(expected, rel=1e-4)
@@ -138,6 +137,6 @@ def test_no_token_stops_an_export_before_its_work(clone, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    result = clone.command("--pipelines=export_sokoban", "--params=export_sokoban.push=me/episodes")
-    assert result.exit_code == 1 and "push=me/episodes: there is no token of the hub" in result.output
+    line = clone.refused("--pipelines=export_sokoban", "--params=export_sokoban.push=me/episodes")
+    assert "push=me/episodes: there is no token of the hub" in line
     assert not clone.folder("07_model_output", "export_sokoban").joinpath("export").exists()

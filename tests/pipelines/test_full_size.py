@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +19,9 @@ import pytest
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.runs.storage import read_json
-from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
-from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
-from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from pipelines.hub_folders import write_geometry, write_sokoban
 from policies.thin import END, VOCABULARY, thinking_template, write_thin_policy
-from runs import TRAJECTORY_KINDS, Project
+from runs import FullSize, read_episodes
 
 pytestmark = pytest.mark.slow
 
@@ -91,12 +88,6 @@ SAID = {
 
 
 @dataclass(frozen=True)
-class FullSize(Project):
-    """The project with `--env=qwen3vl`."""
-
-    conf_env: ClassVar[str] = "qwen3vl"
-
-
 @pytest.fixture(scope="module")
 def place(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Policies and data sets as they lie after a download."""
@@ -161,16 +152,6 @@ def trained(request: pytest.FixtureRequest, place: Path, variables: None) -> tup
     return project, name, load_policy(project.folder("06_models", f"train_{task}", name) / "final_policy")
 
 
-def episodes_of(project: FullSize, name: str) -> list[Trajectory]:
-    outputs = project.folder("07_model_output", f"train_{RUNS[name][1]}", name)
-    found: list[Trajectory] = []
-    for path in sorted(path for kind in TRAJECTORY_KINDS for path in (outputs / kind).rglob("*.parquet")):
-        table = read_trajectories(path)
-        validate_trajectories(table)
-        found += table_to_trajectories(table)
-    return found
-
-
 def test_two_iterations(trained, place):
     project, name, policy = trained
     task = RUNS[name][1]
@@ -194,14 +175,13 @@ def test_two_iterations(trained, place):
 def test_who_wants_to_prepare_only_does_not_train(place, variables, monkeypatch):
     monkeypatch.setenv("SLIME_SCRIPT_ENABLE_RAY_SUBMIT", "0")
     project = FullSize(place / "prepared")
-    result = project.command("--pipelines=train_sokoban")
-    assert result.exit_code == 1 and "asks to prepare only" in result.output
+    assert "asks to prepare only" in project.refused("--pipelines=train_sokoban")
     assert not (project.root / "07_model_output").exists()
 
 
 def test_episodes_keep_the_contract(trained):
     project, name, policy = trained
-    episodes = episodes_of(project, name)
+    episodes = read_episodes(project.folder("07_model_output", f"train_{RUNS[name][1]}", name))
     assert check_token_parity(episodes, policy.codec) == []
     assert policy.codec.rewrites_history == (name == "thinking")
     for episode in episodes:

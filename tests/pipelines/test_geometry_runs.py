@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +11,9 @@ from geo_sokoban_pipeline.evaluation.audit import audit_files, check_token_parit
 from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.runs.storage import read_json
-from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
-from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
-from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from kill_hook import kill_at
 from pipelines.conftest import LEARNT
-from runs import TRAJECTORY_KINDS, Project, assert_same_run, finish, kedro_command, read_run
+from runs import Project, assert_same_run, finish, kedro_command, read_episodes, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stored")]
 
@@ -39,16 +35,6 @@ SHARED = {
 OWN = {"first_attempt", "answered_share", "plausible_share", "tools", "responses", "breakdowns"}
 
 
-def episodes_of(outputs: Path) -> list[Trajectory]:
-    """All stored episodes of a run, which keep the contract of their tables."""
-    found: list[Trajectory] = []
-    for path in sorted(path for kind in TRAJECTORY_KINDS for path in (outputs / kind).rglob("*.parquet")):
-        table = read_trajectories(path)
-        validate_trajectories(table)
-        found += table_to_trajectories(table)
-    return found
-
-
 def test_a_killed_run_gives_what_an_undisturbed_one_gives(stored_run, tmp_path):
     """Killed in its second iteration."""
     run = f"train_{TOOLS}"
@@ -65,7 +51,7 @@ def test_episodes_summary_and_report(stored_run, task):
     models, outputs, reports = (
         project.folder(layer, f"train_{task}") for layer in ("06_models", "07_model_output", "08_reporting")
     )
-    episodes = episodes_of(outputs)
+    episodes = read_episodes(outputs)
     assert check_token_parity(episodes, load_policy(models / "final_policy").codec) == []
     assert {episode.task for episode in episodes} == {task}
     limit = 3 if task == TOOLS else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import closing
 
 import pytest
 
@@ -85,13 +86,10 @@ def test_site_and_report_of_a_running_run_show_what_is_committed(killed, tmp_pat
     copy_of(killed, project.root)
     outputs = project.folder("07_model_output")
     assert (outputs / "trajectories/iter=00001").is_dir()  # stored, but committed by no checkpoint
-    lock = RunLock(project.folder("06_models"))
-    try:
+    with closing(RunLock(project.folder("06_models"))):
         assert committed_iteration(project.folder("06_models")) == 0
         project.run("browse_sokoban")
         project.run("report_sokoban")
-    finally:
-        lock.close()
     site = project.folder("08_reporting", "browse_sokoban") / "site"
     assert read_json(site / "manifest.json")["runs"] == ["train_sokoban/default"]
     index = project.load("train_sokoban.episodes").to_pylist()
@@ -112,11 +110,8 @@ def test_site_and_report_of_a_running_run_show_what_is_committed(killed, tmp_pat
 def test_a_run_that_has_just_begun_has_nothing_to_show(killed, project):
     copy_of(killed, project.root)
     shutil.rmtree(project.folder("06_models") / "checkpoints")
-    lock = RunLock(project.folder("06_models"))
-    try:
+    with closing(RunLock(project.folder("06_models"))):
         assert committed_iteration(project.folder("06_models")) == -1
-    finally:
-        lock.close()
     assert committed_iteration(project.folder("06_models")) is None  # nobody works on it: all that is stored counts
 
 

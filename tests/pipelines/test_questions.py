@@ -39,10 +39,6 @@ def read_questions() -> list[tuple[str, str, str]]:
 QUESTIONS = read_questions()
 
 
-def test_there_are_ten() -> None:
-    assert len(QUESTIONS) == 10
-
-
 def test_the_docs_have_the_questions_of_the_notebook() -> None:
     text = (ROOT / "docs" / "browser.md").read_text(encoding="utf-8")
     shown = re.findall(r"\*\*(\d+)\. (.*?\?)\*\* `(.*?)`\n\n```python\n(.*?)\n```", text, flags=re.DOTALL)
@@ -132,8 +128,7 @@ def page(two_runs: Project) -> Iterator[Page]:
 def open_site(project: Project, task: str) -> Iterator[Page]:
     with open_page() as found:
         found.look(1300)
-        found.open(project.load(f"browse_{task}.site").as_uri())
-        found.wait("document.documentElement.dataset.ready")
+        found.open(project.load(f"browse_{task}.site").as_uri(), until="document.documentElement.dataset.ready")
         yield found
         assert found.errors == []
 
@@ -183,8 +178,7 @@ def longest_oscillation(page: Page, cell: pd.Series) -> tuple[Any, Any]:
 def widest_gap(page: Page, cell: pl.DataFrame) -> tuple[Any, Any]:
     shown = table(page, ".tokens")[0]
     gap = cell["old_log_probs"][0] - cell["rollout_log_probs"][0]
-    page.click(".tokens tbody a")
-    page.wait("document.querySelector('.detail') !== null")
+    page.click(".tokens tbody a", until="document.querySelector('.detail') !== null")
     detail = dict(zip(page.texts(".detail dt"), page.texts(".detail dd"), strict=True))
     assert f"id {shown[1]}" in page.text(".detail") and detail["trainer − engine"] == f"{shown[5]} nats"
     return abs(as_number(shown[5])), pytest.approx(abs(gap), rel=0.06)  # two digits are shown
@@ -254,8 +248,7 @@ def test_page_and_notebook_agree(
 
 
 def compare_answers(page: Page, address: str, cell: Any, read: Callable[[Page, Any], tuple[Any, Any]]) -> None:
-    page.follow("#/nowhere")
-    page.wait("document.querySelector('main .empty') !== null")
+    page.follow("#/nowhere", until="document.querySelector('main .empty') !== null")
     page.follow(address)
     shown, given = read(page, cell)
     assert shown, "the page has no answer"

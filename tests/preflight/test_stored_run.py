@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +103,8 @@ def test_other_settings_are_listed(make_subject: Any) -> None:
 def test_a_held_lock_names_its_holder(make_subject: Any) -> None:
     subject = make_subject()
     assert find_holder(subject.folders.models) is None
-    lock = RunLock(subject.folders.models)
-    says(check_run(subject), "failure", "is in use by process")
-    lock.close()
+    with closing(RunLock(subject.folders.models)):
+        says(check_run(subject), "failure", "is in use by process")
     assert find_holder(subject.folders.models) is None
     RunLock(subject.folders.models).close()  # the probe holds nothing
 
@@ -187,9 +186,8 @@ def test_deleted_checkpoints_are_named(make_subject: Any, deleted: list[int], en
         shutil.rmtree(checkpoint(subject, number))
     found = find_gaps(subject.folders.models, subject.folders.outputs)
     assert len(found) == len(said) and all(part in text for part, text in zip(said, found, strict=True)), found
-    lock = RunLock(subject.folders.models)  # while a command works on the run, all of this is normal
-    assert find_gaps(subject.folders.models, subject.folders.outputs) == []
-    lock.close()
+    with closing(RunLock(subject.folders.models)):  # while a command works on the run, all of this is normal
+        assert find_gaps(subject.folders.models, subject.folders.outputs) == []
 
 
 def test_what_retention_removed_is_no_gap_and_damage_between_others_is(make_subject: Any) -> None:
@@ -221,9 +219,8 @@ def test_the_state_of_a_run_in_a_list(make_subject: Any) -> None:
     assert state() == (4, "interrupted")
     complete(subject)
     assert state() == (4, "finished")
-    lock = RunLock(subject.folders.models)
-    assert state() == (4, "running")
-    lock.close()
+    with closing(RunLock(subject.folders.models)):
+        assert state() == (4, "running")
     shutil.rmtree(checkpoint(subject, 3))
     assert state() == (3, "damaged")
     folders.set_aside()

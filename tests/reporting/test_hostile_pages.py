@@ -71,8 +71,7 @@ def opened(browser: Page, tmp_path: Path) -> Callable[[str], Page]:
     def open_markup(markup: str) -> Page:
         path = tmp_path / "page.html"
         path.write_text(markup, encoding="utf-8")
-        browser.open(path.as_uri())
-        browser.wait("document.readyState === 'complete' && document.body?.innerText.length > 2")
+        browser.open(path.as_uri(), until="document.readyState === 'complete' && document.body?.innerText.length > 2")
         browser.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         return browser
 

@@ -148,8 +148,7 @@ def browser() -> Iterator[Page]:
 @pytest.fixture
 def page(browser: Page, site: Path) -> Iterator[Page]:
     """The list of the site, newly opened; a test fails if a script of the page has failed."""
-    browser.open(f"file://{site}/index.html")
-    browser.wait("document.documentElement.dataset.ready")
+    browser.open(f"file://{site}/index.html", until="document.documentElement.dataset.ready")
     yield browser
     assert browser.errors == []
 
@@ -161,8 +160,7 @@ def address(episode: Trajectory, **more: Any) -> str:
 
 def go(page: Page, route: str, shown: str) -> None:
     """Follow a route and wait until an element of the page there is shown."""
-    page.follow(route)
-    page.wait(f"document.querySelector({json.dumps(shown)}) !== null")
+    page.follow(route, until=f"document.querySelector({json.dumps(shown)}) !== null")
 
 
 def count_of(page: Page) -> int:
@@ -187,8 +185,7 @@ QUERIES: list[tuple[str, Any]] = [
 def test_queries(page: Page, episodes: list[Trajectory]) -> None:
     for query, holds in QUERIES:
         whole = f"{query} run:{RUN} split:train"
-        page.follow(f"#/list?q={whole}")
-        page.wait(f"route.args.q === {json.dumps(whole)} && (m.redraw.sync(), true)")
+        page.follow(f"#/list?q={whole}", until=f"route.args.q === {json.dumps(whole)} && (m.redraw.sync(), true)")
         assert count_of(page) == sum(map(holds, episodes)), query
         found = page.run(f"selectRows({json.dumps(whole)}).map(row => cell('trajectory_id', row))")
         assert found == [one.trajectory_id for one in episodes if holds(one)], query
@@ -199,8 +196,7 @@ def test_the_list_is_sorted_and_its_filters_write_the_query(page: Page) -> None:
         found = page.run(f"selectRows('', '{sort}').map(row => valueOf('{sort.removeprefix('-')}', row))")
         known = [value for value in found if value is not None]
         assert known == sorted(known, reverse=sort.startswith("-")) and found[: len(known)] == known
-    page.click(".head a[title='sort by reward']")
-    page.wait("route.args.sort === '-reward'")
+    page.click(".head a[title='sort by reward']", until="route.args.sort === '-reward'")
     page.run(
         "(() => { const select = [...document.querySelectorAll('.filters label')]"
         ".find(one => one.firstChild.textContent === 'success').querySelector('select');"
@@ -208,11 +204,10 @@ def test_the_list_is_sorted_and_its_filters_write_the_query(page: Page) -> None:
     )
     page.wait("route.args.q === 'success:yes' && document.querySelector('#search').value === 'success:yes'")
     # The address holds it: the same opens again.
-    page.open(page.run("location.href"))
-    page.wait("document.documentElement.dataset.ready")
+    page.open(page.run("location.href"), until="document.documentElement.dataset.ready")
     assert count_of(page) == page.run("selectRows('success:yes').length") < page.run("rows")
-    page.follow("#/list?by=iteration&q=split:train")  # 36 episodes, and three hostile ones of iteration 0
-    page.wait("document.querySelector('.breakdown') !== null")
+    # 36 episodes, and three hostile ones of iteration 0.
+    go(page, "#/list?by=iteration&q=split:train", ".breakdown")
     assert [line.split()[:2] for line in page.texts(".breakdown tbody tr")] == [["0", "15"], ["1", "12"], ["2", "12"]]
 
 
@@ -244,15 +239,16 @@ def test_channels_and_tokens(page: Page, episodes: list[Trajectory]) -> None:
         "entropy",
         "use of the image",
     ]
-    page.press(".")
-    page.wait("document.querySelector('.detail') !== null")
+    page.press(".", until="document.querySelector('.detail') !== null")
     first = int(np.flatnonzero(episode.loss_mask)[0])
     assert f"token {first} of {len(episode.token_ids)}" in page.text(".detail")
 
 
 def open_scored(page: Page, episodes: list[Trajectory], **more: Any) -> Trajectory:
-    page.follow(address(episodes[SCORED], **more))
-    page.wait(f"openEpisode?.row === {SCORED} && document.querySelectorAll('.tok.made').length > 0")
+    page.follow(
+        address(episodes[SCORED], **more),
+        until=f"openEpisode?.row === {SCORED} && document.querySelectorAll('.tok.made').length > 0",
+    )
     return episodes[SCORED]
 
 
@@ -344,12 +340,13 @@ def test_the_turn_that_loses_most(page: Page, worths: list[Any], worst: int | No
 def test_the_occlusion_map_lies_over_its_image(page: Page, episodes: list[Trajectory]) -> None:
     episode = open_scored(page, episodes)
     assert page.run("document.querySelectorAll('.mapped').length") == 0
-    page.click(".channels [aria-label='Occlusion maps of the images'] button")
-    page.wait("document.querySelectorAll('.turn .mapped').length === 1")  # one image has a map
-    page.press("m")
-    page.wait("document.querySelectorAll('.mapped').length === 0")
-    page.press("m")
-    page.wait("document.querySelectorAll('.turn .mapped').length === 1")
+    # One image has a map.
+    page.click(
+        ".channels [aria-label='Occlusion maps of the images'] button",
+        until="document.querySelectorAll('.turn .mapped').length === 1",
+    )
+    page.press("m", until="document.querySelectorAll('.mapped').length === 0")
+    page.press("m", until="document.querySelectorAll('.turn .mapped').length === 1")
     assert page.run("route.args.map") == "on"
     parts = f"[...document.querySelectorAll('.turn .mapped i')].map(one => {LEVEL})"
     assert page.run(parts) == [1, -0.5] and "(box): +0.5 nats" in page.text(".hint.map")
@@ -368,16 +365,16 @@ def test_the_occlusion_map_lies_over_its_image(page: Page, episodes: list[Trajec
     assert shape == pytest.approx(1, abs=0.01)
     # A token that the map knows has one of its own; the address holds both.
     token = int(np.flatnonzero(episode.loss_mask)[1])
-    page.open(page.run("location.href") + f"&token={token}")
-    page.wait("document.querySelectorAll('.turn .mapped i').length === 2")
+    page.open(
+        page.run("location.href") + f"&token={token}", until="document.querySelectorAll('.turn .mapped i').length === 2"
+    )
     assert page.run(parts) == [0, -1] and f"token {token} likelier" in page.text(".hint.map")
 
 
 def test_the_token_with_the_widest_gap(page: Page, episodes: list[Trajectory]) -> None:
     go(page, f"#/tokens?run={RUN}&sort=-widest", ".tokens tbody tr")
     assert page.texts(".tokens tbody tr td:nth-child(6)")[0] == "−0.5"
-    page.click(".tokens tbody tr td:nth-child(6) a")
-    page.wait("document.querySelector('.detail') !== null")
+    page.click(".tokens tbody tr td:nth-child(6) a", until="document.querySelector('.detail') !== null")
     at = int(np.flatnonzero(episodes[SCORED].loss_mask)[2])
     assert page.run("[route.args.id, route.args.channel, Number(route.args.token)]") == [
         episodes[SCORED].trajectory_id,
@@ -390,22 +387,27 @@ def test_the_token_with_the_widest_gap(page: Page, episodes: list[Trajectory]) -
 def test_a_site_says_which_episodes_have_pages(page: Page, episodes: list[Trajectory], tmp_path: Path) -> None:
     run = open_run(store(tmp_path, episodes, "train_sokoban", "default"))
     write_site(tmp_path / "site", [run], pages=8)
-    page.open((tmp_path / "site" / "index.html").as_uri())
-    page.wait("document.documentElement.dataset.ready && document.querySelector('.summary') !== null")
+    page.open(
+        (tmp_path / "site" / "index.html").as_uri(),
+        until="document.documentElement.dataset.ready && document.querySelector('.summary') !== null",
+    )
     assert page.text(".summary").startswith(f"{len(episodes)} episodes, 8 with a page")
-    page.follow("#/list?q=page:no&sort=-max_log_prob_gap")
-    page.wait(f"document.querySelector('.summary strong').innerText === '{len(episodes) - 8}'")
+    page.follow(
+        "#/list?q=page:no&sort=-max_log_prob_gap",
+        until=f"document.querySelector('.summary strong').innerText === '{len(episodes) - 8}'",
+    )
     # The widest gap has a page, and the list names its token.
-    page.follow("#/list?sort=-max_log_prob_gap")
-    page.wait("document.querySelector('.summary strong').innerText === '36'")
+    page.follow("#/list?sort=-max_log_prob_gap", until="document.querySelector('.summary strong').innerText === '36'")
     episode = episodes[SCORED]
     at = int(np.flatnonzero(episode.loss_mask)[2])
     cells = page.run("[...document.querySelector('#rows .row').children].slice(-3).map(one => one.innerText)")
     assert cells == ["0.5", f'"{episode.token_ids[at]}"', str(at)]
     assert episode.trajectory_id in page.run("document.querySelector('#rows .row').hash")
     other = episodes[page.run("selectRows('page:no', '')[0]")]
-    page.follow(address(other))
-    page.wait("document.querySelector('main .empty') !== null && document.querySelector('.facts') !== null")
+    page.follow(
+        address(other),
+        until="document.querySelector('main .empty') !== null && document.querySelector('.facts') !== null",
+    )
     assert "no page of this episode" in page.text(".empty")
     known = dict(zip(page.texts(".facts dt"), page.texts(".facts dd"), strict=True))
     assert known["task_id"] == other.task_id and known["max_log_prob_gap"] == "0 nats"
@@ -413,14 +415,14 @@ def test_a_site_says_which_episodes_have_pages(page: Page, episodes: list[Trajec
 
 def test_tokens_are_counted_and_filtered(page: Page, episodes: list[Trajectory]) -> None:
     held = [int(one) for episode in episodes for one in episode.token_ids[episode.loss_mask == 1]]
-    page.follow(f"#/tokens?run={RUN}&q=answer")
-    page.wait("document.querySelectorAll('.tokens tbody tr').length === 2")
+    page.follow(f"#/tokens?run={RUN}&q=answer", until="document.querySelectorAll('.tokens tbody tr').length === 2")
     shown = dict(zip(page.texts(".tokens tbody code"), page.texts(".tokens tbody td:nth-child(3)"), strict=True))
     counts = {WORDS[token]: times for token, times in Counter(held).items()}
     # The run has evaluation episodes, too.
     assert int(shown['"<answer>"'].replace(",", "")) > counts["<answer>"]
-    page.follow(f"#/tokens?run={RUN}&sort=-image_reliance&least=2")
-    page.wait("route.args.least === '2' && (m.redraw.sync(), true)")
+    page.follow(
+        f"#/tokens?run={RUN}&sort=-image_reliance&least=2", until="route.args.least === '2' && (m.redraw.sync(), true)"
+    )
     chosen = "chooseTokens(all[tokenRun()], route.args).map(at => all[tokenRun()].image_reliance[at])"
     found = page.run(f"load('tokens').then(all => {chosen})")
     assert found == sorted(found, reverse=True) and None not in found
@@ -465,8 +467,7 @@ def test_keys(page: Page, episodes: list[Trajectory]) -> None:
         ("x", "route.args.q === 'x'"),
         (["Escape", "?"], "document.querySelector('.keys') !== null"),
     ):
-        page.press(*keys)
-        page.wait(state)
+        page.press(*keys, until=state)
 
 
 def test_a_key_goes_round_the_channels(page: Page, episodes: list[Trajectory]) -> None:
@@ -496,22 +497,17 @@ def test_an_address_opens_the_same_page_anew(page: Page) -> None:
     ready = "route.page !== 'none' && ![...document.querySelectorAll('.empty')].some(one => one.innerText === '…')"
     for link in LINKED.values():
         route = page.run(link)
-        page.follow(route)
-        page.wait(
-            f"location.hash.length > 1 && decodeURIComponent(location.hash) === decodeURIComponent({json.dumps(route)})"
-        )
+        same = f"decodeURIComponent(location.hash) === decodeURIComponent({json.dumps(route)})"
+        page.follow(route, until=f"location.hash.length > 1 && {same}")
         page.wait(ready)
         page.run("m.redraw.sync()")
         shown = page.text()
-        page.open(page.run("location.href"))
-        page.wait(f"document.documentElement.dataset.ready && {ready}")
+        page.open(page.run("location.href"), until=f"document.documentElement.dataset.ready && {ready}")
         page.run("m.redraw.sync()")
         # The neighbours of an episode are those of the list that it was opened from.
         assert re.sub(r"\d+ of \d+", "", page.text()) == re.sub(r"\d+ of \d+", "", shown)
-    page.follow("#/episode?id=none")
-    page.wait("document.body.innerText.includes('There is no episode none')")
-    page.follow("#/nowhere")
-    page.wait("document.body.innerText.includes('There is no page nowhere')")
+    page.follow("#/episode?id=none", until="document.body.innerText.includes('There is no episode none')")
+    page.follow("#/nowhere", until="document.body.innerText.includes('There is no page nowhere')")
 
 
 HOSTILE_ROW = "selectRows('run:train_geo3k_multi_turn/default')[0]"
@@ -535,8 +531,7 @@ HOSTILE_PAGES = {
 def test_hostile_text_is_text(page: Page) -> None:
     for link in HOSTILE_PAGES.values():
         route = page.run(link)
-        page.follow(route)
-        page.wait(f"decodeURIComponent(location.hash) === decodeURIComponent({json.dumps(route)})")
+        page.follow(route, until=f"decodeURIComponent(location.hash) === decodeURIComponent({json.dumps(route)})")
         page.wait("(m.redraw.sync(), document.body.innerText.includes('document.title'))")
         assert "onerror=" in page.text() and page.run("document.title").startswith("Episodes")
         assert page.run("[...document.images].every(one => one.getAttribute('src').startsWith('data:'))")
@@ -561,8 +556,7 @@ SHOWN = {
 @pytest.mark.parametrize("link", SHOWN)
 def test_pages_fit_the_window_and_can_be_read(page: Page, link: str) -> None:
     """In every colour scheme each text has the contrast of WCAG; every channel of the tokens, too."""
-    page.follow(page.run(link))
-    page.wait(f"document.querySelector('{SHOWN[link]}') !== null")
+    go(page, page.run(link), SHOWN[link])
     for width, dark in product((400, 1300), (True, False)):  # ends as the other tests look at pages
         page.look(width, dark=dark)
         page.run("m.redraw.sync()")
@@ -610,8 +604,7 @@ def test_the_tree_of_a_group(page: Page, episodes: list[Trajectory]) -> None:
     assert len(page.texts(".tree .sample")) == len(group)
     assert page.texts(".tree .begins").count("user") <= len({tuple(one.turns[0].text) for one in group}) + len(nodes)
     assert page.run("document.querySelectorAll('.samples tbody tr').length") == len(group)
-    page.click(".tree .sample")
-    page.wait("route.page === 'episode'")
+    page.click(".tree .sample", until="route.page === 'episode'")
 
 
 def test_tasks_and_when_they_were_first_solved(page: Page, episodes: list[Trajectory]) -> None:
@@ -624,8 +617,7 @@ def test_tasks_and_when_they_were_first_solved(page: Page, episodes: list[Trajec
     go(page, f"#/tasks?q=run:{RUN} split:train&sort=first&after=1", ".tasks tbody tr")
     found = page.run("chooseTasks(route.args).map(one => [cell('task_id', one.row), one.first])")
     assert dict(found) == late and [number for _, number in found] == sorted(late.values())
-    page.click(".tasks tbody a")
-    page.wait("route.page === 'task' && document.querySelector('.task .seen') !== null")
+    page.click(".tasks tbody a", until="route.page === 'task' && document.querySelector('.task .seen') !== null")
     task, number = found[0]
     assert task in page.text("h1") and f"policy version {number}" in page.text("section .summary")
     own = f"[...document.querySelectorAll('section')].find(one => one.innerText.startsWith('{RUN}, train'))"
@@ -661,22 +653,22 @@ def test_two_runs_compared(page: Page, held_out: dict[str, list[Trajectory]]) ->
     differ = [f"{one.task_id[:7]}…" for one, gain in zip(default, gains, strict=False) if gain]
     assert page.texts(".pairs tbody tr td:first-child") == differ
     assert page.texts(".compare .grid:last-of-type tbody tr")[-1].split() == ["seed", "0", "1"]  # settings that differ
-    page.press("j")
-    page.wait("openPair !== null")
+    page.press("j", until="openPair !== null")
     task = page.run("route.args.task")
     first, second = (next(one for one in own if one.task_id == task) for own in (default, seed2))
     moves = [[turn.action for turn in one.turns if turn.role == "assistant"] for one in (first, second)]
     assert page.texts(".pair .action") == [own[0] for own in moves]
-    page.press("ArrowRight")
-    page.wait("together.at === 1")
+    page.press("ArrowRight", until="together.at === 1")
     page.run("m.redraw.sync()")
     assert page.texts(".pair .action code") == [own[1] for own in moves if len(own) > 1]
     parted = next(
         at for at, pair in enumerate(zip(first.token_ids, second.token_ids, strict=False)) if pair[0] != pair[1]
     )
     assert f"part at token {parted}" in page.text(".both")
-    page.open(page.run("location.href"))  # the address holds sides and task
-    page.wait("openPair !== null && document.querySelectorAll('.pair .frame').length === 2")
+    # The address holds sides and task.
+    page.open(
+        page.run("location.href"), until="openPair !== null && document.querySelectorAll('.pair .frame').length === 2"
+    )
 
 
 def test_sides_of_a_comparison(page: Page, episodes: list[Trajectory], held_out: dict[str, list[Trajectory]]) -> None:
@@ -690,8 +682,9 @@ def test_sides_of_a_comparison(page: Page, episodes: list[Trajectory], held_out:
     assert found["differ"] == len(differ) != found["win"] + found["loss"]
     assert {text.rstrip("…") for text in page.texts(".pairs tbody code")} == {task[:7] for task in differ}
     whole = f"{RUN}|train|all"
-    page.follow(f"#/compare?a={whole}&b={whole}&show=all")
-    page.wait(f"route.args.a === '{whole}' && (m.redraw.sync(), true)")
+    page.follow(
+        f"#/compare?a={whole}&b={whole}&show=all", until=f"route.args.a === '{whole}' && (m.redraw.sync(), true)"
+    )
     found = page.run(chosen)
     assert (found["pairs"], found["win"], found["loss"], found["p"]) == (len(episodes), 0, 0, 1)
     assert "McNemar's test over clusters" in page.text(".verdict")

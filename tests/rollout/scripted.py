@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules, SamplingOptions
+from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
+from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import EnvOptions, RewardOptions
 
 PROMPT = "nine char"
 OWN_LOOP = f"{__name__}.same_loop"
 Response = tuple[str, str]
+EPISODE_RETURN = "geo_sokoban_pipeline.rewards.returns.episode_return"
 
 
 class CharacterCodec:
@@ -201,6 +205,27 @@ def play_scripted(
     made.clear()
     engine = ScriptedEngine(responses)
     return rollout(engine, CharacterPolicy(), requests_of(rows or [{}]), settings), engine
+
+
+def play_right(rows: list[dict[str, Any]], settings: RolloutSettings) -> list[Trajectory]:
+    """One episode per row, of up to 8 responses `right`."""
+    return play_scripted({number: [("right", "stop")] * 8 for number in range(len(rows))}, settings, rows)[0]
+
+
+def replayer_of(settings: RolloutSettings) -> Replayer:
+    """A replayer of episodes with these settings."""
+    policy: Any = CharacterPolicy()
+    return Replayer(policy, settings.env, settings.reward, settings.rollout, task_or_plain("talk"))
+
+
+def check_replay(row: dict[str, Any], settings: RolloutSettings) -> None:
+    """Episodes of one row differ by chance; a replay draws what they drew, and with other seeds it would not."""
+    episodes, replayer = play_right([row] * 6, settings), replayer_of(settings)
+    assert len({episode.response for episode in episodes}) > 2
+    rows = prompts_by_key([{"id": one.task_id, "prompt": PROMPT, **row} for one in episodes], replayer.task)
+    assert replayer.differences(episodes, rows) == []
+    others = [replace(episode, seed=episode.seed + 100) for episode in episodes]
+    assert len(replayer.differences(others, rows)) > 2
 
 
 def geometry_settings(turns: int, reward: str = "math_reward") -> RolloutSettings:

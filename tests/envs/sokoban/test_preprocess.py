@@ -250,9 +250,8 @@ def test_instruction(instruction, text):
     ],
 )
 def test_parameters_that_cannot_be_used(parameters, message):
-    with pytest.raises(ParameterError) as error:
+    with pytest.raises(ParameterError, match=re.escape(message)):
         validate_parameters(parameters, SokobanDataOptions, prefix="sokoban")
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
