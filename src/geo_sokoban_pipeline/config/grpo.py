@@ -246,6 +246,11 @@ class OptimizerOptions(StrictModel):
         description="When processes that share weights (or one that offloads) share out their gradients: once a step, "
         "until which each holds those of whole weights; or after each micro-batch, so that each holds its part alone.",
     )
+    reduce_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Type in which processes that share weights add the gradients of the language model's matrices, "
+        "with policy.compute=bfloat16. bfloat16 sends half as much, and rounds every sum.",
+    )
 
 
 class MegatronOptions(StrictModel):

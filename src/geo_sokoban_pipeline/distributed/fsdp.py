@@ -3,6 +3,9 @@
 There are two roots: the language model with its output head, whose layers are inner units, and the whole vision tower.
 Images pass the tower in batches of equal size, so its blocks are called in numbers that differ by rank and cannot be
 units. Gradients are summed, not averaged: losses are divided by the counts of the whole step already.
+
+Where products have a type of their own, the matrices of the language model are gathered in it: every pass would round
+them so, and what a pass computes stays the same bit for bit. Weights that no pass rounds are gathered as they are.
 """
 
 from __future__ import annotations
@@ -10,21 +13,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from geo_sokoban_pipeline.distributed.slices import copy_weights, own_part, read_weights, split_rows, with_part
 from geo_sokoban_pipeline.policies.lora import matrices_of
 from geo_sokoban_pipeline.policies.policy import Policy, attach_adapter, empty_model, replace_weights, use_types
+from geo_sokoban_pipeline.policies.qwen3_vl import LanguageModel, is_exact
 
 
-def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, offload: bool = False) -> Policy:
+def shard_policy(
+    policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, offload: bool = False, reduce_dtype: str = "float32"
+) -> Policy:
     """A policy of whose weights each rank holds a part; the given one is unchanged.
 
     The model is sharded before it has weights, and each rank fills in its own rows: no rank has the whole model.
@@ -32,7 +39,7 @@ def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, o
     Args:
         policy: with weights, or empty (`load_empty`): then they are read from its folder.
         is_trained: otherwise the weights are stored in the types in which they are used, and have no gradients.
-        offload: see `shard_modules`.
+        offload, reduce_dtype: see `shard_modules`.
     """
     source = policy.model
     model = empty_model(source.config, source.config._attn_implementation, source.dtype, source.generation_config)
@@ -44,9 +51,12 @@ def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, o
     if not is_trained:
         types = use_types(sharded)
         replace_weights(model, lambda name, weight: weight.to(types[name]))
-    shard_modules(sharded.network.language, sharded.network.vision, mesh, offload=offload)
+    network, products = sharded.network, gathered_type(sharded) if is_trained else None
+    shard_modules(
+        network.language, network.vision, mesh, offload=offload, products=products, reduce_dtype=reduce_dtype
+    )
     device = "cpu" if offload else mesh.device_type
-    for root in (sharded.network.language, sharded.network.vision):
+    for root in (network.language, network.vision):
         root._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     parameters = dict(model.named_parameters())
     if not policy.is_empty:
@@ -75,7 +85,23 @@ def device_of_mesh(mesh: DeviceMesh) -> torch.device:
     )
 
 
-def shard_modules(language: Any, vision: nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
+def gathered_type(policy: Policy) -> torch.dtype | None:
+    """The type in which matrices of a trained policy are gathered; None: in their own.
+
+    Those that an adapter leaves frozen have the type of products already.
+    """
+    return None if policy.compute is None or policy.adapter is not None else getattr(torch, policy.compute)
+
+
+def shard_modules(
+    language: Any,
+    vision: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    offload: bool = False,
+    products: torch.dtype | None = None,
+    reduce_dtype: str = "float32",
+) -> None:
     """Shard the weights of a policy in place; the parameters become DTensors.
 
     Args:
@@ -83,19 +109,43 @@ def shard_modules(language: Any, vision: nn.Module, mesh: DeviceMesh, *, offload
         mesh: of one dimension, or two: copies, and shards of each copy.
         offload: keep shards and gradients in the memory of the CPU; a unit's weights are on the device of the mesh
             while it computes.
+        products: type in which the matrices of `LanguageModel` are gathered; None: all weights in their own.
+        reduce_dtype: in which gradients of these matrices are added over the ranks.
     """
-    policy = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
+    offloads = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
     # Roots too give their whole weights up after each forward pass: else those of a pass without gradients would stay,
     # and the next optimizer step would not reach them.
+    shard = partial(fully_shard, mesh=mesh, reshard_after_forward=True, offload_policy=offloads)
     # Nothing is changed in place here.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
-    for module in (*language.layers, language, vision):
-        fully_shard(module, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
+    if products is None:
+        for layer in language.layers:
+            shard(layer)
+    else:
+        _shard_in_types(language, shard, MixedPrecisionPolicy(products, getattr(torch, reduce_dtype), None, False))
     for root in (language, vision):
+        shard(root)
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
+
+
+def _shard_in_types(language: LanguageModel, shard: Callable[..., Any], mixed: MixedPrecisionPolicy) -> None:
+    """Shard layers and output head as units of one type each; what no pass rounds is left to the root.
+
+    Norms and routers are gathered with the root at the beginning of a pass, as they are. So are embeddings that are
+    the output head as well; others are a unit that no backward pass gathers, as it needs the ids alone.
+    """
+    exact = [module for layer in language.layers for module in layer.modules() if is_exact(module)]
+    language.exact = nn.ModuleList(exact)  # a path on which the root finds them
+    ignored = {parameter for module in exact for parameter in module.parameters(recurse=False)}
+    for layer in language.layers:
+        shard(layer, mp_policy=mixed, ignored_params=ignored)
+    if language.head.linear.weight is not language.embed_tokens.weight:
+        shard(language.head, mp_policy=mixed)
+        shard(language.embed_tokens)
+        language.embed_tokens.set_unshard_in_backward(False)
 
 
 def synchronise_next(module: nn.Module, *, is_last: bool) -> None:

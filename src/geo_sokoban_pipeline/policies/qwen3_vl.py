@@ -292,7 +292,7 @@ class LanguageModel(nn.Module):
         self.rotary_emb = model.rotary_emb
         self.layers = nn.ModuleList(DecoderLayer(layer) for layer in model.layers)
         self.norm = model.norm
-        self.head = head
+        self.head = OutputHead(head)
         self._config = model.config
         self._image_pad_id = image_pad_id
 
@@ -355,7 +355,19 @@ class LanguageModel(nn.Module):
         if wanted is not None and not few:
             hidden = _pick(hidden, wanted)
         states = self.norm(hidden)
-        return states if head is None else head(states, self.head)
+        return states if head is None else self.head(states, head)
+
+
+class OutputHead(nn.Module):
+    """The output head: states to logits."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, states: Tensor, read: Callable[[Tensor, nn.Module], Any] | None = None) -> Any:
+        """Logits of states, or `read(states, linear layer)`."""
+        return self.linear(states) if read is None else read(states, self.linear)
 
 
 class DecoderLayer(nn.Module):
@@ -400,6 +412,12 @@ class DecoderLayer(nn.Module):
     def _queries(self, normed: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         attention = self.layer.self_attn
         return _rotate(attention.q_norm(_heads(attention.q_proj(normed), attention)), *rotary)
+
+
+def is_exact(module: nn.Module) -> bool:
+    """Whether a module of a decoder layer has weights that no pass rounds to the type of products: norms, routers."""
+    has_weights = next(module.parameters(recurse=False), None) is not None
+    return has_weights and not isinstance(module, nn.Linear) and not hasattr(module, "gate_up_proj")
 
 
 def _run(layer: nn.Module, checkpointing: bool, *inputs: Any) -> Tensor:

@@ -346,7 +346,9 @@ class TorchBackend(RankState):
         if options.offload and mesh is None:
             group = Group.alone(policy.device)
             mesh = group.mesh()
-        trained = policy if mesh is None else shard_policy(policy, mesh, offload=options.offload)
+        trained = policy
+        if mesh is not None:
+            trained = shard_policy(policy, mesh, offload=options.offload, reduce_dtype=options.reduce_dtype)
         device = policy.model.device if mesh is None else device_of_mesh(mesh)
         passes = GradientPass(trained, PassSetting.of(options, temperature), None if mesh is None else group, device)
         self._set_up(policy, options, group, passes, device)

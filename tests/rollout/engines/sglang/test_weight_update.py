@@ -239,7 +239,7 @@ def rank_of_eight(tiny_policy, monkeypatch):
             dataclasses.replace(tiny_policy, model=empty_model(published_config("8B"), "sdpa", torch.float32)),
         )
         shard_modules(policy.network.language, policy.network.vision, mesh)
-        monkeypatch.setattr(backends, "shard_policy", lambda given, mesh, offload: policy)  # which would allocate it
+        monkeypatch.setattr(backends, "shard_policy", lambda given, mesh, **options: policy)  # which would allocate it
         backend = backends.TorchBackend(dataclasses.replace(policy), OptimizerOptions(), 1.0, ranks, mesh)
         for name in ("all_to_all_single", "send", "recv", "all_reduce", "broadcast", "all_gather_single"):
             monkeypatch.setattr(dist, name, lambda *given, name=name: called.append(name))
