@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
-from geo_sokoban_pipeline.distributed.fsdp import shard_modules, synchronise_next
+from geo_sokoban_pipeline.distributed.fsdp import gathered_type, shard_modules, synchronise_next
 from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, StepSize
 from geo_sokoban_pipeline.policies import qwen3_vl
@@ -40,6 +40,7 @@ from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
 from geo_sokoban_pipeline.preflight.memory import (
     RankPlan,
     StepLoad,
+    gathered_bytes,
     held_bytes,
     language_bytes,
     logit_bytes,
@@ -147,7 +148,14 @@ def fake_pass(config: Any, options: TrainOptions, layout: Mapping[str, Any]) -> 
             attach_adapter(policy, adapter)
         network = policy.network
         if mesh is not None:
-            shard_modules(network.language, network.vision, mesh, offload=options.optimizer.offload)
+            shard_modules(
+                network.language,
+                network.vision,
+                mesh,
+                offload=options.optimizer.offload,
+                products=gathered_type(policy),
+                reduce_dtype=options.optimizer.reduce_dtype,
+            )
         yield GradientPass(policy, PassSetting.of(options.optimizer, 0.8))
 
 
@@ -180,11 +188,13 @@ CASES = [
     # Each micro-batch shares its gradients out.
     ("2B", FULL, 3, MIXED, {"gradient_sync": "micro_batch"}),
     ("8B", FULL, 2, MIXED, {"gradient_sync": "micro_batch"}),
+    ("8B", FULL, 2, MIXED, {"reduce_dtype": "bfloat16"}),
     # Frozen weights are in the compute type.
     *(("2B", layout, 2, LORA, optimizer) for layout, optimizer in ((ONE, {}), (FULL, {}), (ONE, KEEP))),
     *(("8B", layout, 1, LORA, {}) for layout in (ONE, FULL)),
     # The gradient of the embeddings is the most.
     *(("2B", layout, passes, MIXED, {"logit_chunk": 256}) for layout, passes in ((ONE, 2), (FULL, 1))),
+    *(("8B", FULL, passes, MIXED, {"logit_chunk": 256}) for passes in (1, 2)),
 ]
 
 
@@ -207,6 +217,39 @@ def test_the_plan_is_what_lives(
     assert found == pytest.approx(
         rank.total - apart(rank, held_bytes(options, model, model.vision), model.vision, options), rel=0.1
     )
+
+
+class Gathered(TorchDispatchMode):
+    """Counts bytes of what gathers of a group give a rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is torch.ops.c10d._allgather_base_.default:
+            self.bytes += args[0].nbytes
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("name", "share"), [("2B", 0.6), ("8B", 0.5005)])
+def test_types_of_products_halve_what_is_gathered(name: str, share: float, checkpointing: bool) -> None:
+    """Of a micro-batch at 8B; at 2B the embeddings are the head, too, and are gathered in float32."""
+    config, planned = published_config(name, layers=LAYERS, blocks=1), []
+    whole = ModelShape.of(PolicyOptions(), published_config(name))
+    for policy in (WHOLE, MIXED):
+        sizes = {"max_tokens": TOKENS, "gradient_checkpointing": checkpointing}
+        options = TrainOptions.model_validate({"policy": policy, "optimizer": sizes, **FULL})
+        samples = [text_sample(), text_sample()]
+        with fake_pass(config, options, FULL) as gradients, Gathered() as gathered:
+            gradients.accumulate(samples, SummedLogProbs(), StepSize.of(samples))
+        wanted = gathered_bytes(options, ModelShape.of(options.policy, config))
+        assert gathered.bytes == pytest.approx(len(samples) * sum(wanted), rel=1e-4)
+        planned.append(sum(gathered_bytes(options, whole)))
+    assert planned[1] <= share * planned[0]
 
 
 @pytest.mark.parametrize("sync", ["step", "micro_batch"])

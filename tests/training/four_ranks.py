@@ -13,6 +13,7 @@ from torch import Tensor
 from geo_sokoban_pipeline.config.grpo import MegatronOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.distributed.fsdp import gather
+from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.worker import Worker, WorkerSpec
@@ -105,6 +106,24 @@ def take_over(worker: Worker, spec: WorkerSpec) -> None:
 def answer_with_cpu(worker: Worker | None = None) -> None:
     """Have `torch.cuda.current_device` name the CPU in this process."""
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
+
+
+class MovingBackend(TorchBackend):
+    """Moves its state between two places in the memory of the CPU, and spoils the place that it leaves."""
+
+    _moves = True
+
+    def _replace_state(self, copies: Any) -> None:
+        model = self.trained_policy.model
+        left = [own_part(one) for one in (*model.parameters(), *model.buffers(), *self.optimizers.moments())]
+        super()._replace_state(copies)
+        for part in left:
+            part.fill_(torch.nan)
+
+
+def move_for_real(worker: Worker) -> None:
+    """Have a rank's backend move its state."""
+    worker.backend.__class__ = MovingBackend
 
 
 def keep_gradients(backend: TorchBackend) -> list[Tensor | None]:

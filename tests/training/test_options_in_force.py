@@ -80,6 +80,7 @@ ELSEWHERE = {
     ),
     "optimizer.gradient_sync": ("test_ranks_work.py", "test_gradients_are_shared_out_after_each_micro_batch"),
     "optimizer.offload": ("test_offload.py", "test_units_are_offloaded"),
+    "optimizer.reduce_dtype": ("test_ranks_equal_one.py", "test_gathers_in_bfloat16_are_as_good_as_one_process"),
     "optimizer.vision_patches": ("test_step_memory.py", "test_vision_passes_bound_the_peak_of_a_step"),
 }
 # Groups, refills and prompts are drawn for real in the tests of collecting; here is which rule is taken from where.

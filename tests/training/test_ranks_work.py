@@ -20,9 +20,9 @@ from geo_sokoban_pipeline.training.backend import RankedBackend, build_backend
 from geo_sokoban_pipeline.training.backends import optim
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
-from open_workers import apply
+from open_workers import apply, apply_on_all
 from task_options import TinyPolicyOptions
-from training.four_ranks import FourRanks
+from training.four_ranks import FourRanks, MovingBackend, move_for_real
 from training.live_bytes import LiveBytes
 from training.setup import SIZES, Setup, copied
 
@@ -106,12 +106,16 @@ def test_gradients_are_shared_out_after_each_micro_batch(
 def test_a_backend_that_slept_goes_on_as_if_it_had_not(
     four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str, matrices: Any
 ) -> None:
-    """Bit for bit; its weights can be read meanwhile. Here both memories are that of the CPU."""
+    """Bit for bit; its weights can be read meanwhile. Both memories are that of the CPU, and bytes move."""
     found = []
     for sleeps in (False, True):
         policy = copied(setup.trained)
         with four_ranks.group(policy, layout) as workers:
             backend = build_backend(policy, OptimizerOptions(matrices=matrices), 0.9, workers)
+            if workers is not None:
+                apply_on_all(workers, move_for_real)
+            else:
+                backend.__class__ = MovingBackend
             rows = []
             for _ in range(3):
                 if sleeps:

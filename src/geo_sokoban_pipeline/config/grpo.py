@@ -249,7 +249,8 @@ class OptimizerOptions(StrictModel):
     reduce_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="Type in which processes that share weights add the gradients of the language model's matrices, "
-        "with policy.compute=bfloat16. bfloat16 sends half as much, and rounds every sum.",
+        "with policy.compute=bfloat16 and backend=fsdp. bfloat16 sends half as much, and rounds every sum. A warm "
+        "start adds in float32.",
     )
 
 

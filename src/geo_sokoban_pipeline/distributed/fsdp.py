@@ -52,9 +52,7 @@ def shard_policy(
         types = use_types(sharded)
         replace_weights(model, lambda name, weight: weight.to(types[name]))
     network, products = sharded.network, gathered_type(sharded) if is_trained else None
-    shard_modules(
-        network.language, network.vision, mesh, offload=offload, products=products, reduce_dtype=reduce_dtype
-    )
+    shard_modules(network.language, network.vision, mesh, offload=offload, products=products, reduce_dtype=reduce_dtype)
     device = "cpu" if offload else mesh.device_type
     for root in (network.language, network.vision):
         root._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)

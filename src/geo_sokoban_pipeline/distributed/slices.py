@@ -85,6 +85,8 @@ def with_part(part: Tensor, like: Tensor) -> Tensor:
     """The tensor of which this rank holds a part, sharded as another one of the same shape."""
     if not isinstance(like, DTensor):
         return part
+    if part.device.type != like.device_mesh.device_type:  # `from_local` would copy it to the device of the mesh
+        return DTensor(part, like._spec, requires_grad=False)
     return DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

@@ -27,11 +27,13 @@ from geo_sokoban_pipeline.preflight.memory import (
     RankPlan,
     cache_bytes,
     compute_bytes,
+    gathered_bytes,
     held_bytes,
     least_server_bytes,
     place_on_gpus,
     plan_run,
     server_value_bytes,
+    summed_bytes,
     tensor_ranks,
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape, PartSize, inspect_model
@@ -386,7 +388,7 @@ class Estimate:
         """Seconds of log-probs of all sampled tokens."""
         share = self._share(self.episodes, self.episodes)
         batches = self._batches(share)
-        shared = batches * self._gather_seconds + share * self._layer_exchange(2)
+        shared = batches * self._gather_seconds[0] + share * self._layer_exchange(2)
         return max(share * self._forward(self._load) / tensor_ranks(self.options), shared) + batches * self._fetch
 
     def _steps(self, episodes: float, of_step: float) -> float:
@@ -415,7 +417,7 @@ class Estimate:
             traffic += forward_traffic(config, tower) * passes
         steps, batches = episodes / of_step, self._batches(share)
         # The backward pass gathers its weights anew.
-        shared = batches * 2 * self._gather_seconds + share * self._layer_exchange(4 + 2 * again)
+        shared = batches * sum(self._gather_seconds) + share * self._layer_exchange(4 + 2 * again)
         reduced = batches if optimizer.gradient_sync == "micro_batch" else steps
         shared += reduced * self._reduce_seconds
         computed = share * self._pass(products, traffic) / tensor_ranks(options)
@@ -447,19 +449,24 @@ class Estimate:
         return self.gpu.link if ranks <= _NODE else min(self.gpu.link, _NETWORK)
 
     @property
-    def _gather_seconds(self) -> float:
-        """Seconds in which each rank gets all weights: a ring moves (n − 1) / n of them."""
-        options, model, shards = self.options, self.model, self._shards
-        parts = (model.layers, model.root, model.vision)
-        whole = sum(held_bytes(options, model, part) for part in parts) / tensor_ranks(options)
-        return whole * (shards - 1) / shards / self._link(shards * tensor_ranks(options))
+    def _gather_seconds(self) -> tuple[float, float]:
+        """Seconds in which each rank gets the weights of a forward pass, and of a backward pass, the tower's with each.
+
+        A ring moves (n − 1) / n of them.
+        """
+        options, model, shards, ranks = self.options, self.model, self._shards, tensor_ranks(self.options)
+        tower, link = held_bytes(options, model, model.vision), self._link(shards * ranks)
+        forward, backward = (
+            (language + tower) / ranks * (shards - 1) / shards / link for language in gathered_bytes(options, model)
+        )
+        return forward, backward
 
     @property
     def _reduce_seconds(self) -> float:
         """Seconds in which the ranks add their gradients: shared out among shards, then added over copies."""
         options, shards = self.options, self._shards
         groups = options.processes // tensor_ranks(options)
-        whole, copies = self.model.value_bytes * self.model.trained / tensor_ranks(options), groups // shards
+        copies, whole = groups // shards, summed_bytes(options, self.model, self.model.vision) / tensor_ranks(options)
         between = 2 * whole / shards * (copies - 1) / copies / self._link(options.processes)
         return whole * (shards - 1) / shards / self._link(shards * tensor_ranks(options)) + between
 
@@ -478,7 +485,7 @@ class Estimate:
         if options.rollout.engine == "transformers":
             if options.rollout.workers:
                 return compute_bytes(options.policy) * self.model.parameters / 1e9 * _BY_DISK
-            return self._gather_seconds if options.shares_weights or options.optimizer.offload else 0.0
+            return self._gather_seconds[0] if options.shares_weights or options.optimizer.offload else 0.0
         sent = server_value_bytes(options) * self.model.parameters
         takes_turns, gpu = options.rollout.takes_turns, self.gpu
         # In turns, with offload, and for the driver of ranks in Ray or of a trainer ahead, weights are on the CPU.
@@ -499,7 +506,7 @@ class Estimate:
         model, shards = self.model, self._shards
         weights = sum(held_bytes(self.options, model, part) for part in (model.layers, model.root, model.vision))
         state = (weights + 2 * model.value_bytes * model.trained) / shards / tensor_ranks(self.options)
-        return 2 * state / _PAGEABLE
+        return 2 * state / _PINNED
 
     def _driver(self) -> float:
         is_served = self.options.rollout.engine == "sglang"

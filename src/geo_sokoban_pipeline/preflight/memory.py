@@ -332,6 +332,15 @@ def _plan_phases(
         for part in (model.vision, model.layer, model.layers)
     )
     trained_layer, trained_root = model.layer.trained // tensor, model.root.trained // tensor
+    embedded = config.text_config.vocab_size * config.text_config.hidden_size // tensor
+    is_tied = model.root.parameters // tensor < 2 * embedded
+    # So have gathered matrices, and a graph keeps no copies of them.
+    in_types = gathers and gathers_in_types(options)
+    head, sums = 0, sum_bytes(options, model)
+    if in_types:
+        layer, rounded_layer, rounded_layers = products * model.layer.parameters, 0, 0
+        if not is_tied:
+            head, root = products * embedded, 0  # the head apart, the embeddings for their own forward pass alone
     # Without sequence parallelism what lies between the matrices is whole on each rank: an upper bound.
     tokens = load.tokens // tensor if options.megatron.sequence_parallel and tensor > 1 else load.tokens
     again, several = optimizer.gradient_checkpointing, load.passes > 1
@@ -345,8 +354,8 @@ def _plan_phases(
         return {"gathered weights": count} if gathers else {}
 
     def waiting(count: int, own: int = 0) -> dict[str, int]:
-        """Gradients of whole weights: those that the ranks do not share yet, and `own` that are made in any case."""
-        return {"gradients of whole weights": value * (count + own if gathers else own)}
+        """Bytes of gradients of whole weights: that the ranks do not share yet, and `own` that are made in any case."""
+        return {"gradients of whole weights": count + own if gathers else own}
 
     pictures = vision_bytes(config, policy, optimizer, load.patches, load.largest) if model.vision.trained else 0
     in_tower = part(pictures, rounded_tower // (config.vision_config.depth if again else 1), "vision activations")
@@ -358,34 +367,40 @@ def _plan_phases(
     second = part(layer_bytes(config, policy, tokens), rounded_layer // tensor) if again else {}
     has_logits = model.root.trained or policy.adapter is not None
     logits = logit_bytes(config, policy, optimizer, load.tokens) // tensor if has_logits else 0
-    embedded = config.text_config.vocab_size * config.text_config.hidden_size // tensor
-    whole = (model.trained - model.vision.trained) // tensor if collects else 0
+    logits -= min(head, logits)  # the one that was gathered
+    whole = summed_bytes(options, model, PartSize(0, 0)) // tensor if collects else 0
+    # A layer's gradient, and the buffer from which the ranks share it; that of the embeddings or the head, in one or
+    # the other.
+    of_root = min(trained_root, embedded)
+    if head:
+        own_layer = products * trained_layer + sums * max(trained_layer, of_root) + whole
+    else:
+        own_layer = ((products if in_types else value) + sums) * trained_layer + (whole or value * of_root)
     phases = {
-        "output head": _sum((graph, {"logits of a micro-batch": logits}, gathered(root + layer), waiting(whole))),
-        # A layer's gradient, and the buffer from which the ranks share it.
+        "output head": _sum(
+            (graph, {"logits of a micro-batch": logits}, gathered(root + head + layer), waiting(whole))
+        ),
         "decoder layers": _sum(
             (
                 graph,
                 second,
                 gathered(root + _GATHERED_LAYERS * layer),
-                waiting(2 * trained_layer + (whole or min(trained_root, embedded))),
+                waiting(own_layer),
             )
         ),
     }
     if policy.adapter is not None or optimizer.offload:
         # Sent weights, or those from the memory of the CPU, lie beside their copies; else larger parts follow.
-        phases["gathering"] = _sum((graph, gathered(2 * root)))
+        phases["gathering"] = _sum((graph, gathered(2 * (value * embedded if head else root))))
     if model.root.trained:
         # The gradient of the embeddings is made whole. That of a tied head is summed with it, not in place.
-        making = embedded * (
-            (2 if model.root.parameters // tensor < 2 * embedded else 0) + (1 if collects or not gathers else 0)
-        )
+        making = value * embedded * (2 * is_tied + (collects or not gathers))
         # One rank that offloads shares with none: what it sends to itself is as large as what it gets.
         alone = 0 if options.shares_weights else trained_root
-        own = waiting(trained_layer + trained_root + alone, making)
-        phases["embeddings"] = _sum((waits, gathered(root), own))
+        there = 2 * embedded + alone // 2 if head else trained_layer + trained_root + alone
+        phases["embeddings"] = _sum((waits, gathered(root), waiting(value * there, making)))
     if pictures:
-        phases["vision tower"] = _sum((in_tower, gathered(tower), waiting(2 * model.vision.trained)))
+        phases["vision tower"] = _sum((in_tower, gathered(tower), waiting(2 * value * model.vision.trained)))
     return phases
 
 
@@ -393,6 +408,44 @@ def tensor_ranks(options: TrainOptions) -> int:
     """Ranks that split each matrix."""
     layout = options.megatron_layout
     return 1 if layout is None else layout.tensor_parallel
+
+
+def gathers_in_types(options: TrainOptions) -> bool:
+    """Whether FSDP2 gathers the matrices of the language model in the type of products (`distributed/fsdp.py`)."""
+    shards = options.backend == "fsdp" and (options.shares_weights or options.optimizer.offload)
+    return shards and options.policy.compute is not None and options.policy.adapter is None
+
+
+def gathered_bytes(options: TrainOptions, model: ModelShape) -> tuple[int, int]:
+    """Weights that a rank gathers for a micro-batch: in a forward pass, and in the backward pass behind it.
+
+    The vision tower is not among them; it is gathered as it is held, for its own passes.
+    """
+    layers, root = (held_bytes(options, model, part) for part in (model.layers, model.root))
+    if not gathers_in_types(options):
+        return layers + root, layers + root
+    value, products = model.value_bytes, compute_bytes(options.policy)
+    embedded = model.config.text_config.vocab_size * model.config.text_config.hidden_size
+    layers = products * model.layers.parameters
+    if model.root.parameters < 2 * embedded:  # a head that is the embeddings as well
+        return layers + root, layers + root
+    # A backward pass needs no embeddings.
+    return layers + (value + products) * embedded, layers + products * embedded
+
+
+def sum_bytes(options: TrainOptions, model: ModelShape) -> int:
+    """Bytes of the gradient of a value of the language model's matrices that the ranks add."""
+    rounds = gathers_in_types(options) and options.optimizer.reduce_dtype == "bfloat16"
+    return 2 if rounds else model.value_bytes
+
+
+def summed_bytes(options: TrainOptions, model: ModelShape, vision: PartSize) -> int:
+    """Bytes of the gradients of the language model and `vision` that the ranks add."""
+    value, text = model.value_bytes, model.config.text_config
+    embedded = text.vocab_size * text.hidden_size
+    head = min(model.root.trained, embedded) if model.root.parameters >= 2 * embedded else 0
+    rounded = model.layers.trained + head
+    return sum_bytes(options, model) * rounded + value * (model.root.trained - head + vision.trained)
 
 
 def held_bytes(options: TrainOptions, model: ModelShape, part: PartSize) -> int:

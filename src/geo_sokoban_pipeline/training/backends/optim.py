@@ -187,11 +187,15 @@ class Optimizers:
                 held["step"] = torch.tensor(float(steps), device=parameter.device)
             held[moment] = value.to(parameter.device)
 
-    def move(self, device: torch.device | str) -> None:
-        """Move all moments to a device."""
+    def moments(self) -> list[Tensor]:
+        """All tensors of the state, in an order that stays."""
+        return [value for _, held in self._states() for value in held.values()]
+
+    def replace_moments(self, tensors: Iterable[Tensor]) -> None:
+        """Use other tensors in place of those of `moments`, in its order."""
+        given = iter(tensors)
         for _, held in self._states():
-            for moment, value in held.items():
-                held[moment] = value.to(device)
+            held |= {moment: next(given) for moment in held}
 
     def clear_state(self) -> None:
         """Drop all moments."""

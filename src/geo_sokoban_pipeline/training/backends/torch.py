@@ -32,11 +32,11 @@ from geo_sokoban_pipeline.distributed.fsdp import (
     clip_gradients,
     device_of_mesh,
     gather,
-    move_shards,
     shard_policy,
     synchronise_next,
 )
 from geo_sokoban_pipeline.distributed.group import Group, Part
+from geo_sokoban_pipeline.distributed.host_memory import HostMemory, copy_to
 from geo_sokoban_pipeline.distributed.slices import (
     Slice,
     StoredTensors,
@@ -122,6 +122,8 @@ class RankState:
     _parameters: dict[str, Tensor]
     _skipped: int
     _changes: int
+    _host: HostMemory
+    _is_away: bool
 
     def iter_weights(self) -> Iterator[tuple[str, Any]]:
         return self.weight_source().read()
@@ -168,20 +170,33 @@ class RankState:
 
     def offload(self) -> None:
         """See `TrainBackend`; with `optimizer.offload` the state is in the memory of the CPU already."""
-        self._move("cpu")
-
-    def onload(self) -> None:
-        self._move(self._device)
-
-    def _move(self, device: torch.device | str) -> None:
-        if not self.options.offload:
-            if self._is_sharded:
-                move_shards(self.trained_policy, device)
-            else:
-                self.trained_policy.model.to(device)
-            self.optimizers.move(device)
+        if self._moves and not self._is_away:
+            self._replace_state(self._host.hold)
+            self._is_away = True
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # memory that torch keeps for later is of no use to others
+
+    def onload(self) -> None:
+        if self._is_away:
+            self._replace_state(partial(copy_to, device=self._device))
+            self._is_away = False
+
+    @property
+    def _moves(self) -> bool:
+        """Whether the state leaves its device."""
+        return self._device.type != "cpu" and not self.options.offload
+
+    def _replace_state(self, copies: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> None:
+        """Use copies of weights, buffers and moments in their place."""
+        model = self.trained_policy.model
+        weights = [*model.parameters(), *model.buffers()]
+        moved = copies([*weights, *self.optimizers.moments()])
+        found = dict(zip(map(id, weights), moved, strict=False))
+        network = self.trained_policy.network
+        roots = (network.language, network.vision) if self._is_sharded else (model,)
+        for root in roots:
+            root._apply(lambda tensor: found.pop(id(tensor), tensor))  # shared weights come twice
+        self.optimizers.replace_moments(moved[len(weights) :])
 
     def _described(self) -> Policy:
         """A policy with the configuration of the trained one, in Hugging Face's class."""
@@ -368,6 +383,7 @@ class TorchBackend(RankState):
         self._trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
         self.optimizers = self._build_optimizers()
         self._skipped = self._changes = 0
+        self._host, self._is_away = HostMemory(), False
 
     def _build_optimizers(self) -> Optimizers:
         # Muon deals sharded matrices to the ranks by itself.
