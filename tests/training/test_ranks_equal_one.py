@@ -318,6 +318,48 @@ def test_products_in_bfloat16_leave_weights_and_sums_in_float32(
     assert abs(found.rows[-1]["loss"] - one.rows[-1]["loss"]) < 0.01
 
 
+@slow
+@pytest.mark.parametrize(
+    ("layout", "batch", "has_own_head"),
+    [
+        (SHARDS_2, "boards", False),
+        (HYBRID_4, "boards", False),
+        (SHARDS_2, "boards", True),
+        (HYBRID_4, "boards", True),
+        # Micro-batches without an image beside others with one: units reduce their gradients in one order.
+        (SHARDS_2, "mixed", True),
+        (SHARDS_2, "mixed", False),
+    ],
+)
+def test_gathers_in_bfloat16_are_as_good_as_one_process(
+    four_ranks: FourRanks,
+    setup: Setup,
+    batches: dict[str, list[TrainSample]],
+    layout: str,
+    batch: str,
+    has_own_head: bool,
+) -> None:
+    """Their gap to one process is that of one process to itself with other micro-batches; sums in bfloat16 add to it."""
+    policy, samples, grpo = replace(copied(setup.trained), compute="bfloat16"), batches[batch], {}
+    if has_own_head:
+        policy.model.config.tie_word_embeddings = policy.model.config.text_config.tie_word_embeddings = False
+        policy.model.lm_head.weight = torch.nn.Parameter(policy.model.lm_head.weight.detach().flip(0).clone())
+    chosen = setup.options.policy.model_copy(update={"compute": "bfloat16"})
+    one = alone(policy, samples, "adamw", grpo)
+    length = max(sample.length for sample in samples)
+    others = [alone(policy, samples, "adamw", grpo, max_tokens=count * length) for count in (1, 2, 5)]
+    found, rounded = (
+        together(four_ranks, policy, layout, samples, optimizer_options("adamw", reduce_dtype=kind), grpo, chosen)
+        for kind in ("float32", "bfloat16")
+    )
+    most = max(gap(other, one) for other in others)
+    assert 0 < gap(found, one) <= most < gap(rounded, one) <= 2 * most
+    apart = max(np.abs(other.scores - one.scores).max() for other in others)
+    for steps in (found, rounded):
+        assert np.abs(steps.scores - one.scores).max() <= apart
+        assert {weight.dtype for weight in steps.weights.values()} == {torch.float32}
+
+
 def gap(found: Steps, expected: Steps) -> float:
     """Difference of the gradients of a first step, as a share of their norm."""
     pairs = [
