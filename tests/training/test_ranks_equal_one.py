@@ -339,7 +339,7 @@ def test_gathers_in_bfloat16_are_as_good_as_one_process(
     batch: str,
     has_own_head: bool,
 ) -> None:
-    """Their gap to one process is that of one process to itself with other micro-batches; sums in bfloat16 add to it."""
+    """The gap to one process is its own gap under other micro-batches; sums in bfloat16 add to it."""
     policy, samples, grpo = replace(copied(setup.trained), compute="bfloat16"), batches[batch], {}
     if has_own_head:
         policy.model.config.tie_word_embeddings = policy.model.config.text_config.tie_word_embeddings = False
