@@ -220,17 +220,18 @@ def test_the_plan_is_what_lives(
 
 
 class Gathered(TorchDispatchMode):
-    """Counts bytes of what gathers of a group give a rank."""
+    """Counts bytes of what gathers of a group give a rank, and those gathers that are in bfloat16."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = 0
+        self.bytes = self.rounded = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if function is torch.ops.c10d._allgather_base_.default:
             self.bytes += args[0].nbytes
+            self.rounded += args[0].dtype == torch.bfloat16
         return function(*args, **(kwargs or {}))
 
 
@@ -250,6 +251,18 @@ def test_types_of_products_halve_what_is_gathered(name: str, share: float, check
         assert gathered.bytes == pytest.approx(len(samples) * sum(wanted), rel=1e-4)
         planned.append(sum(gathered_bytes(options, whole)))
     assert planned[1] <= share * planned[0]
+
+
+def test_a_backward_pass_gathers_the_next_layer_before_it_runs_one() -> None:
+    """So the plan has two in flight; a forward pass leaves that to the host, which is ahead of a GPU."""
+    sizes = {"max_tokens": TOKENS, "gradient_checkpointing": True}
+    options = TrainOptions.model_validate({"policy": MIXED, "optimizer": sizes, **FULL})
+    samples, seen, gathered = [text_sample()], [], Gathered()
+    with fake_pass(published_config("2B", layers=LAYERS, blocks=1), options, FULL) as gradients, gathered:
+        for layer in gradients.policy.network.language.layers:
+            layer.register_forward_pre_hook(lambda *_: seen.append(gathered.rounded))
+        gradients.accumulate(samples, SummedLogProbs(), StepSize.of(samples))
+    assert seen == [1, 2, 3, 5, 6, 6]  # forward, then backward, where each layer runs again
 
 
 @pytest.mark.parametrize("sync", ["step", "micro_batch"])

@@ -300,16 +300,24 @@ def test_all_ranks_skip_a_step_in_which_one_has_no_finite_gradient(
 
 
 @slow
-@pytest.mark.parametrize("layout", [REPLICAS_2, SHARDS_2, HYBRID_4])
+@pytest.mark.parametrize(
+    ("layout", "batch"),
+    [
+        *((layout, "boards") for layout in (REPLICAS_2, SHARDS_2, HYBRID_4)),
+        # Micro-batches without an image beside others with one: units reduce their gradients in one order.
+        (SHARDS_2, "mixed"),
+    ],
+)
 def test_products_in_bfloat16_leave_weights_and_sums_in_float32(
-    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str, batch: str
 ) -> None:
     """The gap to one process is less than the gap of both to products in float32."""
-    samples, grpo = batches["boards"], {"reduction": "token_mean"}
+    samples, grpo = batches[batch], {"reduction": "token_mean"}
     chosen = setup.options.policy.model_copy(update={"compute": "bfloat16"})
-    exact = alone(setup.trained, samples, "adamw", grpo)
-    one = alone(replace(setup.trained, compute="bfloat16"), samples, "adamw", grpo)
-    policy = replace(setup.trained, compute="bfloat16")
+    whole = with_own_head(setup.trained) if batch == "mixed" else setup.trained
+    exact = alone(whole, samples, "adamw", grpo)
+    policy = replace(whole, compute="bfloat16")
+    one = alone(policy, samples, "adamw", grpo)
     found = together(four_ranks, policy, layout, samples, optimizer_options("adamw"), grpo, chosen)
     assert {weight.dtype for weight in found.weights.values()} == {torch.float32}
     assert {gradient.dtype for gradient in found.gradients if gradient is not None} == {torch.float32}
@@ -319,31 +327,14 @@ def test_products_in_bfloat16_leave_weights_and_sums_in_float32(
 
 
 @slow
-@pytest.mark.parametrize(
-    ("layout", "batch", "has_own_head"),
-    [
-        (SHARDS_2, "boards", False),
-        (HYBRID_4, "boards", False),
-        (SHARDS_2, "boards", True),
-        (HYBRID_4, "boards", True),
-        # Micro-batches without an image beside others with one: units reduce their gradients in one order.
-        (SHARDS_2, "mixed", True),
-        (SHARDS_2, "mixed", False),
-    ],
-)
+@pytest.mark.parametrize("has_own_head", [False, True])
+@pytest.mark.parametrize("layout", [SHARDS_2, HYBRID_4])
 def test_gathers_in_bfloat16_are_as_good_as_one_process(
-    four_ranks: FourRanks,
-    setup: Setup,
-    batches: dict[str, list[TrainSample]],
-    layout: str,
-    batch: str,
-    has_own_head: bool,
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str, has_own_head: bool
 ) -> None:
     """As near to one process as this is to itself under two sizes of micro-batches; sums in bfloat16 round more."""
-    policy, samples, grpo = replace(copied(setup.trained), compute="bfloat16"), batches[batch], {}
-    if has_own_head:
-        policy.model.config.tie_word_embeddings = policy.model.config.text_config.tie_word_embeddings = False
-        policy.model.lm_head.weight = torch.nn.Parameter(policy.model.lm_head.weight.detach().flip(0).clone())
+    whole = with_own_head(setup.trained) if has_own_head else setup.trained
+    policy, samples, grpo = replace(whole, compute="bfloat16"), batches["boards"], {}
     chosen = setup.options.policy.model_copy(update={"compute": "bfloat16"})
     one = alone(policy, samples, "adamw", grpo)
     length = max(sample.length for sample in samples)
@@ -359,6 +350,14 @@ def test_gathers_in_bfloat16_are_as_good_as_one_process(
     for steps in (found, rounded):
         assert np.abs(steps.scores - one.scores).max() <= apart
         assert {weight.dtype for weight in steps.weights.values()} == {torch.float32}
+
+
+def with_own_head(policy: Policy) -> Policy:
+    """The policy with an output head that is not its embeddings."""
+    policy = copied(policy)
+    policy.model.config.tie_word_embeddings = policy.model.config.text_config.tie_word_embeddings = False
+    policy.model.lm_head.weight = torch.nn.Parameter(policy.model.lm_head.weight.detach().flip(0).clone())
+    return policy
 
 
 def gap(found: Steps, expected: Steps) -> float:
