@@ -299,11 +299,20 @@ def test_levels_that_look_alike_belong_to_one_split() -> None:
         env = load_object(parameters["env"]["factory"])(row, parameters["env"]["args"])
         assert make_row(env, row["seed"])["images"] == list(row["images"])
         env.reset(0)
-        expert, done = load_object(f"{MINIGRID}/task.py:build_teacher")("shortest", None, 0.0), False
+        build = load_object(f"{MINIGRID}/task.py:build_teacher")
+        expert, done = build("shortest", None, 0.0), False
         while not done:
             _, done, _ = env.step(expert.respond(env, python_generator(0)))
         assert (env.steps, env.final_metrics()["success"]) == (row["fewest"], 1.0)
         assert task.steps_to_goal(env) == 0
+
+        env.reset(0)
+        wanderer, generator, done = build("wanderer", None, 0.0), python_generator(row["seed"]), False
+        while not done:  # each of its actions changes something
+            room = env.env.unwrapped
+            before = (*room.agent_pos, room.agent_dir)
+            _, done, _ = env.step(wanderer.respond(env, generator))
+            assert (*room.agent_pos, room.agent_dir) != before
 
 
 def test_data_and_training_have_one_environment() -> None:
@@ -313,7 +322,7 @@ def test_data_and_training_have_one_environment() -> None:
     other = options.model_copy(update={"env": EnvOptions(factory=options.env.factory, args={"text": "Next?"})})
     with pytest.raises(ValueError, match=r"env: differs from minigrid.env"):
         task.check_data_fits(data, other)
-    assert set(task.baselines(options, ())) == {"random", "shortest", "teacher (shortest)"}
+    assert set(task.baselines(options, ())) == {"random", "shortest", "teacher (wanderer)"}
 
 
 def test_nothing_else_imports_gymnasium() -> None:

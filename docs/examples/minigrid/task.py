@@ -48,21 +48,28 @@ def shortest_way(env: GymnasiumEnv) -> list[str]:
 
 
 class Walker:
-    """Takes the first action of a shortest way, or with a chance of `noise` any action."""
-
-    def __init__(self, noise: float) -> None:
-        self.noise = noise
+    """Takes the first action of a shortest way."""
 
     def respond(self, env: GymnasiumEnv, generator: random.Random) -> str:
-        return generator.choice(env.words) if generator.random() < self.noise else shortest_way(env)[0]
+        return shortest_way(env)[0]
 
 
-def build_teacher(name: str, patience: int | None, noise: float) -> Walker:
-    return Walker(noise)
+class Wanderer:
+    """Takes any action that changes something: left, right, or forward unless a wall is ahead."""
+
+    def respond(self, env: GymnasiumEnv, generator: random.Random) -> str:
+        room = env.env.unwrapped
+        ahead = room.grid.get(*room.front_pos)
+        can_walk = ahead is None or ahead.can_overlap()
+        return generator.choice([word for word in env.words if can_walk or word != "forward"])
+
+
+def build_teacher(name: str, patience: int | None, noise: float) -> Walker | Wanderer:
+    return Wanderer() if name == "wanderer" else Walker()
 
 
 def describe_expert(options: ExpertOptions, rows: Any) -> str:
-    return f"SFT on shortest ways, of which {options.noise:.0%} of the actions are random"
+    return "SFT on random actions that change something" if options.name == "wanderer" else "SFT on shortest ways"
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class MiniGridTask(GymnasiumTask):
 
     @property
     def train_defaults(self) -> Mapping[str, Any]:
-        teacher = {"factory": f"{__file__}:build_teacher", "name": "shortest"}
+        teacher = {"factory": f"{__file__}:build_teacher", "name": "wanderer"}
         return {**super().train_defaults, "warm_start": {"teacher": teacher}}
 
     def describe(self, env: GymnasiumEnv) -> Mapping[str, Any]:

@@ -137,6 +137,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
     comparisons = {
         "estimators": "Advantages and losses at equal cost.",
         "importance": "Importance rules on episodes of older weights, at equal cost.",
+        "adapters": "LoRA adapters and full training, at equal cost.",
     }
 
     def check_data_fits(self, data: Any, options: TrainOptions) -> None:
