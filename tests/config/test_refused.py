@@ -233,7 +233,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"study.name": "defalt"},
         "study.name=\"defalt\": input should be 'default', 'one_behind', 'from_zero', 'long', 'estimators', "
-        "'importance', 'geo3k', 'losses' or 'geo3k_multi_turn'",
+        "'importance', 'adapters', 'geo3k', 'losses' or 'geo3k_multi_turn'",
     ),
     ({"study.workers": 0}, "study.workers=0: input should be greater than or equal to 1"),
     ({"study_default.seeds": []}, "study_default.seeds=[]"),
