@@ -111,7 +111,7 @@ def send_each(specs: Mapping[str, TensorSpec], worker: Worker) -> list[torch.Ten
     """Whole weights on rank 0, nothing on the other."""
     found = []
     for name, spec in specs.items():
-        part = worker.backend._part(name, 0, {})
+        part = worker.backend.part_of(name, 0, {})
         own = part.own.to(getattr(torch, spec.dtype))
         if worker.group is None or worker.group.rank:
             dist.send(own, 0)

@@ -153,24 +153,24 @@ def write_parts(
             folder, specs, lambda name: read(name, 0).own.to(getattr(torch, specs[name].dtype)), largest
         )
     files = plan_files(specs, largest)
-    layouts = {
+    plans = {
         file: FileLayout.of({name: specs[name] for name in names}, WEIGHT_METADATA) for file, names in files.items()
     }
     if rank == 0:
         write_index(folder, files, specs)
-    made = list(layouts)[rank::size]
+    made = list(plans)[rank::size]
     for file in made:
         with (folder / file).open("wb") as whole:
-            whole.write(layouts[file].header)
-            whole.truncate(layouts[file].size)
+            whole.write(plans[file].header)
+            whole.truncate(plans[file].size)
     group.barrier()
     owners = {name: number % size for number, name in enumerate(specs)}
-    first = rank * len(layouts) // size  # file systems let one rank write into a file at a time
-    for file in [*layouts][first:] + [*layouts][:first]:
+    first = rank * len(plans) // size  # file systems let one rank write into a file at a time
+    for file in [*plans][first:] + [*plans][:first]:
         # Not for reading too: network file systems then fill up pages of which other ranks write the rest.
         handle = os.open(folder / file, os.O_WRONLY)
         try:
-            for name, start in layouts[file].starts.items():
+            for name, start in plans[file].starts.items():
                 note_progress()
                 part = read(name, owners[name])
                 if rank in part.ranks:
@@ -180,7 +180,7 @@ def write_parts(
         finally:
             os.close(handle)
     group.barrier()
-    return {file: {"bytes": layouts[file].size, "blake2b": file_digest(folder / file)} for file in made}
+    return {file: {"bytes": plans[file].size, "blake2b": file_digest(folder / file)} for file in made}
 
 
 def _write_at(handle: int, first: int, part: Part, rank: int, spec: TensorSpec) -> None:

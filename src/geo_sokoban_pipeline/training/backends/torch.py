@@ -149,7 +149,7 @@ class RankState:
         flat, sent, matrices = empty_bucket(specs, memory, device), [], self._whole_matrices(list(specs))
         for name, whole in cut(flat, specs):
             note_progress()
-            part = self._part(name, 0, matrices)
+            part = self.part_of(name, 0, matrices)
             if not is_written:
                 sent.append((replace(part, own=part.own.to(whole.dtype)), whole))
             elif rank in part.ranks:
@@ -211,7 +211,7 @@ class RankState:
         """Layers with an adapter, by the names of their weights."""
         return adapted_layers(self.trained_policy.model)
 
-    def _part(self, name: str, owner: int, matrices: Mapping[str, Tensor]) -> Part:
+    def part_of(self, name: str, owner: int, matrices: Mapping[str, Tensor]) -> Part:
         """This rank's part of a weight in the published layout; each rank adds the adapter to its own rows.
 
         Args:
@@ -269,7 +269,7 @@ class RankState:
         if self._group.rank == 0:
             save_encoding(self._described(), folder)
         specs = self._specs()
-        read = partial(self._part, matrices=self._whole_matrices(list(specs)))
+        read = partial(self.part_of, matrices=self._whole_matrices(list(specs)))
         return write_parts(folder, specs, read, self._group, largest)
 
     def export_trained(self, folder: Path) -> Files:

@@ -221,7 +221,7 @@ class MegatronBackend(TorchBackend):
     def _specs(self) -> dict[str, TensorSpec]:
         return {name: weight.spec for name, weight in self._table.weights.items()}
 
-    def _part(self, name: str, owner: int, matrices: Mapping[str, Tensor]) -> Part:
+    def part_of(self, name: str, owner: int, matrices: Mapping[str, Tensor]) -> Part:
         return self._table.part(name, owner)
 
     def _gather(self, name: str, dtype: torch.dtype) -> Tensor:
