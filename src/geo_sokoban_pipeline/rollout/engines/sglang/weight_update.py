@@ -87,6 +87,8 @@ class WeightUpdate:
         else:
             await self._each(_begin)
             await self._send_buckets(weights, tag)
+            if self._way == "ipc":
+                torch.cuda.empty_cache()  # of buckets: servers have the rest of this GPU
             await self._each(lambda client: client.command("/end_weight_update", {}))
         await self._each(lambda client: _check_tag(client, tag))
 
