@@ -50,6 +50,12 @@ class Recipe:
     clipped: float | None
     weights_clipped: float | None
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the difference; no difference of rates is beyond one."""
+        middle = self.difference or 0.0
+        return max(-1.0, middle - self.half), min(1.0, middle + self.half)
+
 
 def compare_recipes(recipes: Sequence[Mapping[str, Any]], planned: Mapping[str, Mapping[str, Any]]) -> list[Recipe]:
     """The recipes of a study's results, in their order; the first one is its own.
@@ -121,7 +127,7 @@ def render_recipes(results: Results) -> str:
     for one in recipes:
         difference = DASH
         if one.difference is not None:
-            low, high = (signed(100 * end, 1) for end in (one.difference - one.half, one.difference + one.half))
+            low, high = (signed(100 * end, 1) for end in one.interval)
             difference = f"{signed(100 * one.difference, 1)} [{low}, {high}]"
         lines.append(
             [
@@ -188,8 +194,7 @@ def describe_differences(recipes: Sequence[Recipe]) -> str:
     if not said:
         said.append("**Nothing differs for certain.**")
     if open_ended:
-        low = min((one.difference or 0.0) - one.half for one in open_ended)
-        high = max((one.difference or 0.0) + one.half for one in open_ended)
+        low, high = min(one.interval[0] for one in open_ended), max(one.interval[1] for one in open_ended)
         said.append(
             f"Of {', '.join(one.name for one in open_ended)} no difference is shown; it may be anywhere from "
             f"{signed(100 * low, 1)} to {signed(100 * high, 1)} points."
