@@ -9,7 +9,6 @@ task's own reward grades in `sokoban` and `thinking`, and before each flight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,6 @@ SAID = {
 }
 
 
-@dataclass(frozen=True)
 @pytest.fixture(scope="module")
 def place(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Policies and data sets as they lie after a download."""

@@ -183,7 +183,7 @@ def test_tracking_server(make_subject: Any, server: str, monkeypatch: pytest.Mon
     assert "tracking.uri=null" in gone.way_out
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert "tracking.uri=null" in says(tracked(make_subject, uri, 0.2), "warning", "timed out").way_out
+        assert "tracking.uri=null" in says(tracked(make_subject, uri, 0.2), "warning", "not answered for 0.2 s").way_out
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:99999", "http://127.0.0.1:port/x", "http://[::1"])

@@ -56,7 +56,7 @@ def two(setup: Setup) -> Iterator[RolloutWorkers]:
 
 @pytest.fixture(scope="module")
 def calm(setup: Setup, two: RolloutWorkers) -> list[Trajectory]:
-    """What they roll out where nothing happens to them."""
+    """Their undisturbed episodes."""
     return collect(setup, two)[0]
 
 

@@ -5,7 +5,7 @@ Images pass the tower in batches of equal size, so its blocks are called in numb
 units. Gradients are summed, not averaged: losses are divided by the counts of the whole step already.
 
 Where products have a type of their own, the matrices of the language model are gathered in it: every pass would round
-them so, and what a pass computes stays the same bit for bit. Weights that no pass rounds are gathered as they are.
+them so, and results stay the same bit for bit. Weights that no pass rounds are gathered as they are.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def shard_modules(
 
 
 def _shard_in_types(language: LanguageModel, shard: Callable[..., Any], mixed: MixedPrecisionPolicy) -> None:
-    """Shard layers and output head as units of one type each; what no pass rounds is left to the root.
+    """Shard layers and output head as units of one type each; weights that no pass rounds are left to the root.
 
     Norms and routers are gathered with the root at the beginning of a pass, as they are. So are embeddings that are
     the output head as well; others are a unit that no backward pass gathers, as it needs the ids alone.

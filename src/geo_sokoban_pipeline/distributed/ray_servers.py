@@ -86,7 +86,7 @@ class RayServer:
             if not self._ended.is_set() and not self._answers():
                 self._drop()
                 try:
-                    self._process = self._find_place()
+                    self._place()
                 except (NoPlaceError, WorkerDied):
                     if not self._ended.is_set():
                         raise
@@ -143,11 +143,11 @@ class RayServer:
         asked: Future[Any] = self._process.send("standstill")
         return bool(wait([asked], _MARGIN).done) and asked.exception() is None
 
-    def _find_place(self) -> RayProcess:
+    def _place(self) -> None:
         node, gpus = (None, self.options.gpus) if self._beside is None else (self._beside[0].node, 0)
         given = ([self._title], f"{self._title} with", self._placing, gpus, self._files)
-        process = start_ray_processes(*given, node=node, is_given_up=self._ended.is_set)[0]
-        return process.build(partial(HostedServer, self._here(process), self._model, self.number, self._gpus))
+        self._process = process = start_ray_processes(*given, node=node, is_given_up=self._ended.is_set)[0]
+        process.build(partial(HostedServer, self._here(process), self._model, self.number, self._gpus))
 
     def _here(self, process: RayProcess) -> ServerOptions:
         """Options of the server on its node: there it listens where the others of this cluster reach it."""

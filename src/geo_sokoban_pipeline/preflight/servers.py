@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.preflight.checks import find_cases
 
 TIMEOUT = 5.0  # seconds that a server has to answer
 _GROUP = "network"
-_FOUND, _REFUSED, _UNKNOWN = 200, (401, 403), 404
+_FOUND, _REFUSED, _UNKNOWN, _NO_SERVER = 200, (401, 403), 404, (502, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,16 @@ def _check_server(server: NeededServer, timeout: float) -> Check:
         parts = urlsplit(server.uri)
         bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         code = _status(bare, timeout, _login_header(parts.username) if server.header is None else server.header)
+    except TimeoutError:  # it has taken the connection, and may be busy
+        text = f"{shown} has not answered for {timeout:g} s"
+        return Check(_GROUP, server.name, "warning", text, server.way_out)
     except (OSError, HTTPException, ValueError) as error:
         text = f"{shown} does not answer ({type(error).__name__}: {getattr(error, 'reason', error)})"
         return Check(_GROUP, server.name, server.state, text, server.way_out)
     if code in _REFUSED:
         return Check(_GROUP, server.name, server.state, f"{shown}: refuses this user ({code})", server.login)
+    if code in _NO_SERVER:
+        return Check(_GROUP, server.name, server.state, f"{shown} does not answer ({code})", server.way_out)
     return Check(_GROUP, server.name, "ok", f"{shown}: answers")
 
 

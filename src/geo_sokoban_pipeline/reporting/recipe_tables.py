@@ -52,9 +52,10 @@ class Recipe:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the difference; no difference of rates is beyond one."""
-        middle = self.difference or 0.0
-        return max(-1.0, middle - self.half), min(1.0, middle + self.half)
+        """Of the difference, within what is possible beside the rate of the study's own recipe."""
+        middle, rate = self.difference or 0.0, self.rates[MODES[0]]
+        own = rate - middle
+        return max(-own, middle - self.half), min(1.0 - own, middle + self.half)
 
 
 def compare_recipes(recipes: Sequence[Mapping[str, Any]], planned: Mapping[str, Mapping[str, Any]]) -> list[Recipe]:
@@ -127,8 +128,7 @@ def render_recipes(results: Results) -> str:
     for one in recipes:
         difference = DASH
         if one.difference is not None:
-            low, high = (signed(100 * end, 1) for end in one.interval)
-            difference = f"{signed(100 * one.difference, 1)} [{low}, {high}]"
+            difference = f"{signed(100 * one.difference, 1)} {_interval(one)}"
         lines.append(
             [
                 one.name or "its own",
@@ -166,6 +166,11 @@ def render_recipes(results: Results) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _interval(recipe: Recipe) -> str:
+    low, high = (signed(100 * end, 1) for end in recipe.interval)
+    return f"[{low}, {high}]"
+
+
 def _options(changes: Mapping[str, Any]) -> str:
     """Options of a recipe as they are typed."""
     found = []
@@ -194,9 +199,6 @@ def describe_differences(recipes: Sequence[Recipe]) -> str:
     if not said:
         said.append("**Nothing differs for certain.**")
     if open_ended:
-        low, high = min(one.interval[0] for one in open_ended), max(one.interval[1] for one in open_ended)
-        said.append(
-            f"Of {', '.join(one.name for one in open_ended)} no difference is shown; it may be anywhere from "
-            f"{signed(100 * low, 1)} to {signed(100 * high, 1)} points."
-        )
+        ranges = (f"{one.name} {_interval(one)}" for one in open_ended)
+        said.append(f"No difference is shown of {', '.join(ranges)} points.")
     return " ".join(said)

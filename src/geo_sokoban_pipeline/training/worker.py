@@ -123,10 +123,10 @@ class Worker:
 
     def leave(self) -> None:
         """Leave the group."""
-        group, self.group = self.group, None
+        group, store, self.group, self.rendezvous = self.group, self.rendezvous, None, None
         if group is not None:
             group.close()
-        self.rendezvous = None
+        del store  # rank 0 serves it until its group is closed
 
     def read_weights(self, folder: Path) -> None:
         """Fill the model with the weights of a folder."""

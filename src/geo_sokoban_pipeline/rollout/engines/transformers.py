@@ -166,10 +166,11 @@ class FeatureBank:
 
     def add(self, features: ImageFeatures) -> None:
         """Append the features of new images."""
-        held = self.tables or [table[:0] for table in features.tables]
+        self.tables = self.tables or [table[:0] for table in features.tables]
         for key, offset in features.offsets.items():
-            self._rows[key] = np.arange(offset, offset + features.counts[key]) + len(held[0])
-        self.tables = [torch.cat(parts) for parts in zip(held, features.tables, strict=True)]
+            self._rows[key] = np.arange(offset, offset + features.counts[key]) + len(self.tables[0])
+        for number, new in enumerate(features.tables):  # one after the other: a table is there twice while it grows
+            self.tables[number] = torch.cat((self.tables[number], new))
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
         """(M,) int64 rows of images, one after the other."""
