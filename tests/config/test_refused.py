@@ -310,6 +310,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             ),
             ({"rollout": {"workers": 2}}, "rollout.workers=2 needs threads"),
             ({"processes": 2}, "processes=2 needs threads"),
+            ({"optimizer": {"reduce_dtype": "bfloat16"}}, "whole gradients would be accumulated in bfloat16"),
             (
                 {"rollout": {"workers": 2, "engine": "sglang", "server": {"router": "sticky"}}, "threads": 1},
                 "rollout.workers=2 with rollout.server.router=sticky",

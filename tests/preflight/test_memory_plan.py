@@ -188,7 +188,7 @@ CASES = [
     # Each micro-batch shares its gradients out.
     ("2B", FULL, 3, MIXED, {"gradient_sync": "micro_batch"}),
     ("8B", FULL, 2, MIXED, {"gradient_sync": "micro_batch"}),
-    ("8B", FULL, 2, MIXED, {"reduce_dtype": "bfloat16"}),
+    ("8B", FULL, 2, MIXED, {"reduce_dtype": "bfloat16", "gradient_sync": "micro_batch"}),
     # Frozen weights are in the compute type.
     *(("2B", layout, 2, LORA, optimizer) for layout, optimizer in ((ONE, {}), (FULL, {}), (ONE, KEEP))),
     *(("8B", layout, 1, LORA, {}) for layout in (ONE, FULL)),

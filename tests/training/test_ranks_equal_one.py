@@ -340,8 +340,8 @@ def test_gathers_in_bfloat16_are_as_good_as_one_process(
     length = max(sample.length for sample in samples)
     sizes = [one, *(alone(policy, samples, "adamw", grpo, max_tokens=count * length) for count in (1, 2, 5))]
     found, rounded = (
-        together(four_ranks, policy, layout, samples, optimizer_options("adamw", reduce_dtype=kind), grpo, chosen)
-        for kind in ("float32", "bfloat16")
+        together(four_ranks, policy, layout, samples, optimizer_options("adamw", **sums), grpo, chosen)
+        for sums in ({}, {"reduce_dtype": "bfloat16", "gradient_sync": "micro_batch"})
     )
     most = max(gap(*pair) for pair in combinations(sizes, 2))
     assert 0 < gap(found, one) <= most

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from benchmarks.peer.setting import describe_heap
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.distributed import process
-from geo_sokoban_pipeline.distributed.process import WorkerError
+from geo_sokoban_pipeline.distributed.process import WorkerDied, WorkerError
 from geo_sokoban_pipeline.events import Event
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.progress import note_progress
@@ -87,6 +88,23 @@ def test_a_child_is_prepared_as_its_parent_is_frees_its_caches_and_is_named_when
         apply_on_all(group, describe)
     with pytest.raises(WorkerError, match="closed"):
         group.update_weights(2)
+
+
+def test_a_rank_that_dies_in_a_turn_is_not_hidden_by_its_closed_group() -> None:
+    """Else it would not be built anew."""
+
+    class Closed:
+        def onload(self) -> None:
+            pass
+
+        def offload(self) -> None:
+            raise WorkerError("this worker group is closed.")
+
+    given: dict[str, Any] = {"engine": "sglang", "server": {"colocated": True}}
+    options = TrainOptions.model_validate({"rollout": given, "threads": 1})
+    engine, backend = SimpleNamespace(offload=lambda: None), Closed()
+    with pytest.raises(WorkerDied), trainers_turn(engine, backend, options, Stopwatch(), None):  # type: ignore[arg-type]
+        raise WorkerDied("process 2 of 2 ended")
 
 
 @pytest.mark.slow

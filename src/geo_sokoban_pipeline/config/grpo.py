@@ -249,9 +249,18 @@ class OptimizerOptions(StrictModel):
     reduce_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="Type in which processes that share weights add the gradients of the language model's matrices, "
-        "with policy.compute=bfloat16 and backend=fsdp. bfloat16 sends half as much, and rounds every sum. A warm "
-        "start adds in float32.",
+        "with policy.compute=bfloat16 and backend=fsdp. bfloat16 sends half as much and rounds every sum; it needs "
+        "gradient_sync=micro_batch, because whole gradients would be accumulated in it. A warm start adds in float32.",
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerOptions:
+        problem = (
+            "reduce_dtype=bfloat16 with gradient_sync=step: whole gradients would be accumulated in bfloat16, where "
+            "small ones vanish. Take gradient_sync=micro_batch, or reduce_dtype=float32."
+        )
+        refuse_first((self.reduce_dtype == "bfloat16" and self.gradient_sync == "step", problem))
+        return self
 
 
 class MegatronOptions(StrictModel):

@@ -284,8 +284,13 @@ class RayProcess:
         Raises:
             WorkerDied: the process has ended.
         """
-        if self._call("files", "files", str(folder), pattern).result() == stamps_of(folder, pattern):
-            return folder
+        try:
+            if self._call("files", "files", str(folder), pattern).result() == stamps_of(folder, pattern):
+                return folder
+        except WorkerFailed as failure:
+            if not isinstance(failure.error, OSError):  # it must not look there
+                raise
+        logger.info("%s does not see %s as this process does: its files are sent.", self.title, folder)
         key = self.where.node, folder
         with self._copies.lock:
             if key not in self._copies.found:

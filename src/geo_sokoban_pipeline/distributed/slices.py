@@ -161,7 +161,6 @@ def write_parts(
     made = list(plans)[rank::size]
     for file in made:
         with (folder / file).open("wb") as whole:
-            whole.write(plans[file].header)
             whole.truncate(plans[file].size)
     group.barrier()
     owners = {name: number % size for number, name in enumerate(specs)}
@@ -180,6 +179,9 @@ def write_parts(
         finally:
             os.close(handle)
     group.barrier()
+    for file in made:  # last: a file that lacks a part has none, and no page of it is written by two ranks at once
+        with (folder / file).open("r+b") as whole:
+            whole.write(plans[file].header)
     return {file: {"bytes": plans[file].size, "blake2b": file_digest(folder / file)} for file in made}
 
 
@@ -188,6 +190,8 @@ def _write_at(handle: int, first: int, part: Part, rank: int, spec: TensorSpec) 
     kind = getattr(torch, spec.dtype)
     place = part.of(torch.empty(spec.shape, dtype=kind, device="meta"), rank)
     own = part.own.to("cpu", kind)
+    if own.shape != place.shape:
+        raise ValueError(f"a rank's part has the shape {tuple(own.shape)}, its place {tuple(place.shape)}.")
     pairs = [(place, own)] if place.is_contiguous() else zip(place, own, strict=True)
     for there, values in pairs:
         data, start = bytes_of(values), first + there.storage_offset() * there.element_size()

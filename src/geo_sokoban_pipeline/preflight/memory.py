@@ -439,8 +439,9 @@ def gathered_bytes(options: TrainOptions, model: ModelShape) -> tuple[int, int]:
 
 def sum_bytes(options: TrainOptions, model: ModelShape) -> int:
     """Bytes of the gradient of a value of the language model's matrices that the ranks add."""
-    rounds = gathers_in_types(options) and options.optimizer.reduce_dtype == "bfloat16"
-    return 2 if rounds else model.value_bytes
+    if not gathers_in_types(options):
+        return model.value_bytes
+    return 2 if options.optimizer.reduce_dtype == "bfloat16" else 4
 
 
 def summed_bytes(options: TrainOptions, model: ModelShape, vision: PartSize) -> int:

@@ -348,11 +348,9 @@ def trainers_turn(
     with watch.running():
         engine.offload()
         backend.onload()
-    try:
-        yield
-    finally:
-        with watch.running():
-            backend.offload()
+    yield  # an error ends the ranks, which then have nothing to give up, and must not hide it
+    with watch.running():
+        backend.offload()
 
 
 def _validate(
