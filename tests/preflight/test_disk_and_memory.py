@@ -252,13 +252,14 @@ def test_ranks_that_share_weights_gather_them_and_their_engines_hold_copies(
     embedded = model.config.text_config.vocab_size * model.config.text_config.hidden_size
     assert plan.held["weights of the engine"] == 2 * model.parameters + 2 * embedded
     layers = plan.phases["decoder layers"]
-    assert layers["gathered weights"] == 4 * (model.root.parameters + 2 * model.layer.parameters)
+    # Matrices of layers are gathered in the type of products, and so are their gradients made, then added in float32.
+    assert layers["gathered weights"] == 4 * model.root.parameters + 2 * 2 * model.layer.parameters
     # Several micro-batches: the gradients of whole weights wait for the last one.
     several = {**changes, "optimizer": {"max_tokens": 400}, "warm_start": {"max_tokens": 400}}
     waiting = rank_of(make_subject(train_sokoban=several).options, model).phases["decoder layers"]
     language = model.layers.trained + model.root.trained
-    assert waiting["gradients of whole weights"] == 4 * (language + 2 * model.layer.trained)
-    assert layers["gradients of whole weights"] == 4 * (embedded + 2 * model.layer.trained)
+    assert waiting["gradients of whole weights"] == 4 * language + (2 + 4) * model.layer.trained
+    assert layers["gradients of whole weights"] == 4 * embedded + (2 + 4) * model.layer.trained
 
 
 def test_offloaded_weights_are_in_the_memory_of_the_cpu(make_subject: Any, model: ModelShape) -> None:
