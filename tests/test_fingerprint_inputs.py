@@ -154,6 +154,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "grpo.importance_args": {**TRUNCATED, "grpo.importance_args": {"cap": 1.5}},
     "grpo.overlong": {"grpo.overlong": {"length": 9, "buffer": 3}},
     "grpo.max_log_prob_difference": {"grpo.old_log_probs": "recompute"},
+    "optimizer.reduce_dtype": {"optimizer.gradient_sync": "micro_batch"},
     "processes": {"threads": 1},
     "sharding": {"threads": 1, "processes": 4},
     "backend": {"threads": 1},

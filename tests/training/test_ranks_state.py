@@ -226,7 +226,7 @@ class Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.namespace in ("c10d", "_c10d_functional"):
-            self.names.add(function._schema.name)
+            self.names.add(function.name())
             self.bytes += sum(leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
         return function(*args, **(kwargs or {}))
 
