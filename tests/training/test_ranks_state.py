@@ -249,7 +249,7 @@ def test_ranks_write_the_files_that_one_process_writes(
 ) -> None:
     """Of a policy in memory, or one that each rank reads its part of; the sums of an adapter's too.
 
-    Nothing is sent: the ranks wait for each other, and add up the first matrices of an adapter.
+    The ranks send no weights: they wait for each other, and add up the first matrices of an adapter.
     """
     largest = 20_000
     policy = build_mixture(setup.policy) if kind == "mixture" else copied(splittable)

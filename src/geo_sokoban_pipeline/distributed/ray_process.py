@@ -170,7 +170,7 @@ class Actor:
         shutil.rmtree(folder, ignore_errors=True)
 
     def files(self, folder: str, pattern: str = "*") -> list[FileStamp]:
-        """What marks the files in a folder and below."""
+        """Marks of the files in a folder and below."""
         return stamps_of(Path(folder), pattern)
 
     def touch(self, path: str) -> None:
@@ -504,7 +504,7 @@ def _placed(number: int, bundles: Bundles | None, options: RayOptions, node: str
 
 
 def stamps_of(folder: Path, pattern: str = "*") -> list[FileStamp]:
-    """What marks the files in a folder and below that travel, sorted."""
+    """Marks of the files in a folder and below that travel, sorted."""
     found = ((path.relative_to(folder), path.stat()) for path in files_of(folder, pattern))
     return [(str(name), status.st_size, status.st_mtime_ns) for name, status in found]
 

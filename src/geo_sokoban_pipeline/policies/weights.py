@@ -1,9 +1,9 @@
 """The weights of a policy: where they are read from, the buckets in which they travel, and the files that hold them.
 
 They have Hugging Face's names and the layout of published checkpoints, whatever layout trains them. Engines, rollout
-workers and exports read a `WeightSource`. What a safetensors file holds where is decided here. A file equals what the
-safetensors library writes, byte for byte (tested), but a writer never needs more than one of its tensors in memory, and
-ranks that hold parts of them write no more than these (`distributed/slices.py`).
+workers and exports read a `WeightSource`. `FileLayout` decides where a tensor lies in a safetensors file. A file equals
+the one that the safetensors library writes, byte for byte (tested). A writer never needs more than one of its tensors
+in memory, and ranks that hold parts of them write no more than these (`distributed/slices.py`).
 
 Checkpoints of Qwen3-VL-MoE hold the experts of a layer as one tensor, input dimension before output dimension:
 `mlp.experts.gate_up_proj` (experts, hidden, 2 · inner) and `mlp.experts.down_proj` (experts, inner, hidden). In memory
@@ -290,7 +290,7 @@ def order_tensors(specs: Mapping[str, TensorSpec]) -> list[str]:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """What a safetensors file holds where.
+    """Places of the tensors in a safetensors file.
 
     Attributes:
         header: its first bytes.
