@@ -283,7 +283,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                         {"host": "10.0.0.1"},
                         "host=10.0.0.1: a server listens at the address by which Ray knows its node",
                     ),
-                    ({"update": "ipc"}, "update=ipc: weights come from the driver"),
+                    ({"update": "ipc"}, "update=ipc: servers with GPUs of their own may be on another node"),
                     ({"update": "disk"}, "give an update_folder that all nodes can read"),
                     ({"colocated": True, "count": 2}, "share the GPUs of 2 ranks, and there are processes=1"),
                 )

@@ -148,6 +148,9 @@ def test_a_bucket_by_a_collective_is_that_in_shared_memory(
             assert others == [None] * (workers.size - 1)
             assert torch.equal(found, source.collect(specs, memory))
             assert torch.equal(found, source.collect(specs, None))
+            first, *others, last = workers.call_all("backend.collect", specs, None, [0, workers.size - 1])
+            assert torch.equal(first, found) and torch.equal(last, found)
+            assert others == [None] * (workers.size - 2)
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16"])

@@ -622,9 +622,9 @@ class TrainOptions(StrictModel):
                 "out.",
             ),
             (
-                server.update == "ipc",
-                f"{name}update=ipc: weights come from the driver, which is none of the processes of a GPU; take "
-                "update=tensors or group.",
+                server.update == "ipc" and not server.colocated,
+                f"{name}update=ipc: servers with GPUs of their own may be on another node than the weights; take "
+                "update=group, or colocated=true.",
             ),
             (
                 server.update == "disk" and server.update_folder is None,

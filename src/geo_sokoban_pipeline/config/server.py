@@ -163,8 +163,8 @@ class ServerOptions(StrictModel):
         description="How weights reach the servers: in requests; through a folder that both can read; by a process "
         "group with all servers, which must reach this machine (nccl where trainer and servers compute on GPUs of "
         "their own; else gloo); or as handles of GPU memory (CUDA IPC), for servers on the trainer's own GPUs. None: "
-        "ipc for launched servers that begin at GPU 0 or are colocated, unless Ray places them; group for other "
-        "launched ones; tensors for those of `urls`.",
+        "ipc for launched servers that begin at GPU 0 or are colocated; group for other launched ones; tensors for "
+        "those of `urls`.",
     )
     bucket_bytes: int = Field(
         1 << 30,
@@ -283,7 +283,7 @@ class ServerOptions(StrictModel):
         """How weights reach the servers; see `update`.
 
         Args:
-            on_gpu: whether this process has the weights on a GPU of the servers' machine.
+            on_gpu: whether the weights are on a GPU of the servers' machine.
         """
         if self.update is not None:
             return self.update

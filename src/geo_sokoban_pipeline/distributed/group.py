@@ -202,27 +202,33 @@ class Group:
                 tensor.copy_(whole)
 
     @torch.no_grad()
-    def collect_bucket(self, parts: Sequence[tuple[Part, Tensor]]) -> None:
-        """Fill whole tensors on rank 0, by one collective, which goes by nccl from GPUs.
+    def collect_bucket(self, parts: Sequence[tuple[Part, Tensor]], owner: int) -> None:
+        """Fill whole tensors on one rank, by one collective, which goes by nccl from GPUs.
 
         Args:
             parts: of tensors, in their types, and these; on other ranks they may be on no device.
         """
-        own = [part.own.flatten().view(torch.uint8) for part, _ in parts if self.rank in part.ranks]
+        is_owner, like = self.rank == owner, parts[0][0].own
+        own = [part.own.flatten().view(torch.uint8) for part, _ in parts if self.rank in part.ranks and not is_owner]
         lengths = [
-            sum(part.of(whole, rank).nbytes for part, whole in parts if rank in part.ranks) for rank in range(self.size)
+            0 if rank == owner else sum(part.of(whole, rank).nbytes for part, whole in parts if rank in part.ranks)
+            for rank in range(self.size)
         ]
-        sent = torch.cat([*own, parts[0][0].own.new_empty(-lengths[self.rank] % _ALIGNMENT, dtype=torch.uint8)])
-        received = [length + -length % _ALIGNMENT if self.rank == 0 else 0 for length in lengths]
+        sent = torch.cat([*own, like.new_empty(-lengths[self.rank] % _ALIGNMENT, dtype=torch.uint8)])
+        received = [length + -length % _ALIGNMENT if is_owner else 0 for length in lengths]
         found = sent.new_empty(sum(received))
-        dist.all_to_all_single(found, sent, received, [len(sent), *[0] * (self.size - 1)])
+        given = [len(sent) if rank == owner else 0 for rank in range(self.size)]
+        dist.all_to_all_single(found, sent, received, given)
         for rank, row in enumerate(found.split(received)):
             first = 0
-            for part, whole in parts if self.rank == 0 else ():
+            for part, whole in parts if is_owner else ():
                 if rank in part.ranks:
                     place = part.of(whole, rank)
-                    place.copy_(row[first : first + place.nbytes].view(place.dtype).view(place.shape))
-                    first += place.nbytes
+                    if rank == owner:
+                        place.copy_(part.own)
+                    else:
+                        place.copy_(row[first : first + place.nbytes].view(place.dtype).view(place.shape))
+                        first += place.nbytes
 
     def close(self) -> None:
         """Leave the group."""

@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -146,16 +146,22 @@ class WeightSource:
             Other processes send what they alone hold. It may be put into the memory that is given, as far as that goes.
         state: of the weights; another value after every change.
         folder: of the policy that they are read from; None: they are in memory.
+        remote: `Buckets` (`rollout/engines/sglang/buckets.py`) of processes elsewhere, from which servers get weights
+            without this process; given addresses, there is one on the machine of each. None: this process collects.
     """
 
     specs: Mapping[str, TensorSpec]
     collect: Callable[[Mapping[str, TensorSpec], SharedBytes | None], Tensor]
     state: Callable[[], Hashable]
     folder: Path | None = None
+    remote: Callable[[Sequence[str]], Any] | None = None
 
     @classmethod
-    def of_model(cls, model: Any) -> WeightSource:
+    def of_model(cls, model: Any, device: Any = None) -> WeightSource:
         """The weights that a model has.
+
+        Args:
+            device: of the buckets; None: that of the model.
 
         Raises:
             ValueError: it has none, see `load_empty`.
@@ -165,9 +171,10 @@ class WeightSource:
 
         def collect(specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor:
             own = dict(model.named_parameters())
-            flat = empty_bucket(specs, memory, model.device)
+            flat = empty_bucket(specs, memory, model.device if device is None else device)
             for name, place in cut(flat, specs):
-                place.copy_(transpose_experts(name, whole(name, own[name])).detach())
+                # Moved before it is rounded: else it would be rounded, and copied once more, by the CPU.
+                place.copy_(transpose_experts(name, whole(name, own[name])).detach().to(flat.device))
             return flat
 
         def whole(name: str, weight: Tensor) -> Tensor:

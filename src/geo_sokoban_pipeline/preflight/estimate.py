@@ -83,7 +83,7 @@ _TRAFFIC = 157
 DECODE_SHARE = 0.8
 _SERVER_STEP = 1e-3  # seconds of a server's scheduler for a token: assumed
 _EAGER_LAYER = 1.74e-3  # seconds of a layer for a token in the engine `transformers`: 25.0 s of 512 steps on that H200
-_PINNED, _PAGEABLE = 50e9, 2e9  # bytes a second between GPU and CPU, measured there
+_PINNED = 50e9  # bytes a second between GPU and CPU, measured there
 _ADDED = 1.6e9  # bytes a second of gradients that are copied and added in the memory of the CPU: of 19.9 s there
 _CPU_ADAMW = 1.5e9  # weights a second of 16 cores, measured there
 _ADAMW_BYTES = 28  # per weight: weight, gradient and moments in, all but the gradient out
@@ -488,16 +488,19 @@ class Estimate:
             return self._gather_seconds[0] if options.shares_weights or options.optimizer.offload else 0.0
         sent = server_value_bytes(options) * self.model.parameters
         takes_turns, gpu = options.rollout.takes_turns, self.gpu
-        # In turns, with offload, and for the driver of ranks in Ray or of a trainer ahead, weights are on the CPU.
-        by_gloo = takes_turns or options.placement == "ray" or options.optimizer.offload or options.loop.max_staleness
+        # Servers in turns share a GPU with the sender, and a trainer ahead sends weights from the memory of the CPU.
+        by_gloo = takes_turns or options.loop.max_staleness
         by_group = sent / 1e9 * _BY_GLOO if by_gloo else _GROUP_START + sent / self._link(self.gpus)
+        held = self.model.value_bytes * self.model.parameters / self._shards / tensor_ranks(options)
+        collected = held / _PINNED * takes_turns + sent / (gpu.link if self._shards > 1 else gpu.bandwidth)
         ways = {
             "tensors": sent / 1e9 * (_ENCODED + _SENT * engines * each + _LOADED),
             "disk": sent / 1e9 * _BY_DISK,
             "group": by_group,
-            "ipc": sent / (_PAGEABLE if takes_turns else gpu.bandwidth) + sent / gpu.link,
+            "ipc": collected + sent / gpu.link,
         }
-        return ways[options.rollout.server.way(on_gpu=not options.places_servers and options.policy.device != "cpu")]
+        server = options.rollout.server
+        return ways[server.way(on_gpu=server.colocated if options.places_servers else options.policy.device != "cpu")]
 
     def _turns(self) -> float:
         """Seconds in which weights and moments of a rank leave the GPU that servers share, and come back."""

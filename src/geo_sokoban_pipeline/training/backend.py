@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from torch import Tensor
@@ -184,7 +185,8 @@ class RankedBackend:
         """See `TrainBackend`; weights that this process lacks are sent when they are read."""
         if self._workers.drives_a_rank and not self._is_sharded:
             return self.own.weight_source()
-        return WeightSource(self._specs, self._collect, lambda: self._changes)
+        remote = None if self._workers.drives_a_rank else partial(RankBuckets, self._workers)
+        return WeightSource(self._specs, self._collect, lambda: self._changes, remote=remote)
 
     def offload(self) -> None:
         self._workers.call_all("backend.offload")
@@ -246,6 +248,50 @@ class RankedBackend:
                     f"the weights of process {rank + 1} differ from those of process {first + 1}, and nothing is "
                     "saved. The same command continues from what is stored."
                 )
+
+
+class RankBuckets:
+    """`Buckets` of the ranks of a worker group: servers get weights from these, and the driver has none of them.
+
+    Args:
+        urls: of servers that open handles of memory of their machine; none: rank 0 broadcasts.
+
+    Raises:
+        WorkerError: no rank is on the machine of a server.
+    """
+
+    def __init__(self, workers: WorkerGroup, urls: Sequence[str] = ()) -> None:
+        self._workers = workers
+        self._owners = {url: workers.rank_at(str(urlsplit(url).hostname)) for url in urls}
+        workers.call_all("open_buckets", sorted({*self._owners.values()} or {0}))
+
+    def advance(self, specs: Mapping[str, TensorSpec] | None) -> str | None:
+        fault: str | None = self._workers.call_all("buckets.advance", specs)[0]
+        return fault
+
+    def pack_handles(
+        self, specs: Mapping[str, TensorSpec], ranks: Mapping[str, int]
+    ) -> dict[str, list[Sequence[bytes]]]:
+        wanted: list[dict[str, int]] = [{} for _ in range(self._workers.size)]
+        for url, count in ranks.items():
+            wanted[self._owners[url]][url] = count
+        found = self._workers.call_each("buckets.pack_handles", [(specs, own) for own in wanted])
+        return {url: texts for own in found for url, texts in own.items()}
+
+    def invite(self, urls: Sequence[str], ranks: Sequence[int], device: str, seconds: float) -> list[dict[str, Any]]:
+        bodies: list[dict[str, Any]] = self._workers.call_each("buckets.invite", [(urls, ranks, device, seconds)])[0]
+        return bodies
+
+    def join(self) -> str | None:
+        fault: str | None = self._workers.call_each("buckets.join", [()])[0]
+        return fault
+
+    def close_store(self) -> None:
+        self._workers.handles[0].send("buckets.close_store")
+
+    def leave(self) -> None:
+        if self._workers.is_open:
+            self._workers.call_all("buckets.leave")
 
 
 @dataclass(frozen=True)

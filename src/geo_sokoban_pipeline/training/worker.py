@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ from geo_sokoban_pipeline.policies.policy import (
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.rollout.engines.sglang.buckets import Buckets
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.functions import STUCK
 from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
@@ -70,6 +71,7 @@ class Worker:
         expert: makes demonstrations; None before `demonstrate`.
         backend: this rank's part of the training backend; None before `build_backend`.
         scorer: this rank's part of a reference policy; None before `build_scorer`.
+        buckets: this rank's, of weights on their way to servers; None before `open_buckets`.
         rendezvous: where the ranks find each other, on rank 0 of a group; else None.
         loaded: folder that the weights of a rollout worker are from; None: it has none.
     """
@@ -80,6 +82,7 @@ class Worker:
         self.expert: Any = None
         self.backend: Any = None
         self.scorer: Any = None
+        self.buckets: Buckets | None = None
         self.rendezvous: TCPStore | None = None
         self.loaded: Path | None = None
         self._lock = threading.Lock()
@@ -149,6 +152,10 @@ class Worker:
     def build_scorer(self, folder: Path, options: OptimizerOptions, temperature: float) -> None:
         """Build this rank's part of a reference policy, or a whole one where none is sharded."""
         self.scorer = build_rank_scorer(folder, self.options.policy, options, temperature, self.group, *self._layout)
+
+    def open_buckets(self, owners: Sequence[int]) -> None:
+        """Begin an update of servers, which get weights from some of the ranks."""
+        self.buckets = Buckets(partial(self.backend.collect, owners=owners))
 
     @property
     def _layout(self) -> tuple[Any, ...]:

@@ -133,30 +133,37 @@ class RankState:
         if self._is_sharded:
             return WeightSource(self._specs(), self.collect, lambda: self._changes)
         # Not the model's own state: a step of fused AdamW leaves the versions of torch's tensors as they are.
-        return replace(WeightSource.of_model(self.policy.model), state=lambda: self._changes)
+        return replace(WeightSource.of_model(self.policy.model, self._device), state=lambda: self._changes)
 
     @torch.no_grad()
-    def collect(self, specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor | None:
-        """A bucket of whole weights in the published layout, on rank 0; None on the others, which all call this too.
+    def collect(
+        self, specs: Mapping[str, TensorSpec], memory: SharedBytes | None, owners: Sequence[int] = (0,)
+    ) -> Tensor | None:
+        """A bucket of whole weights in the published layout, on its owners; None on other ranks, which all call this.
 
         Args:
-            memory: into which all ranks write what they hold; None: one collective brings it to rank 0, where the
-                bucket is on the device of the weights.
+            memory: into which all ranks write what they hold; None: one collective for each owner brings it there, to
+                the device on which the ranks compute.
         """
         assert self._group is not None
         rank, is_written = self._group.rank, memory is not None or self._group.size == 1
-        device = own_part(next(iter(self._parameters.values()))).device if is_written or rank == 0 else "meta"
-        flat, sent, matrices = empty_bucket(specs, memory, device), [], self._whole_matrices(list(specs))
-        for name, whole in cut(flat, specs):
-            note_progress()
-            part = self.part_of(name, 0, matrices)
-            if not is_written:
-                sent.append((replace(part, own=part.own.to(whole.dtype)), whole))
-            elif rank in part.ranks:
-                part.of(whole, rank).copy_(part.own)
-        if sent:
-            self._group.collect_bucket(sent)
-        return flat if rank == 0 else None
+        matrices, found = self._whole_matrices(list(specs)), None
+        for owner in owners:
+            flat = empty_bucket(specs, memory, self._device if is_written or rank == owner else "meta")
+            sent = []
+            for name, whole in cut(flat, specs):
+                note_progress()
+                part = self.part_of(name, owner, matrices)
+                if not is_written:
+                    # By nccl also while the state is in the memory of the CPU, which would round it slowly.
+                    sent.append((replace(part, own=part.own.to(self._device).to(whole.dtype)), whole))
+                elif rank in part.ranks:
+                    part.of(whole, rank).copy_(part.own.to(whole.device))
+            if sent:
+                self._group.collect_bucket(sent, owner)
+            if rank == owner:
+                found = flat
+        return found
 
     @torch.no_grad()
     def renew(self) -> None:

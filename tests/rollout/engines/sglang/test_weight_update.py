@@ -25,7 +25,8 @@ from geo_sokoban_pipeline.distributed.group import Group as Ranks
 from geo_sokoban_pipeline.policies.policy import empty_model
 from geo_sokoban_pipeline.policies.weights import cut, plan_buckets
 from geo_sokoban_pipeline.preflight.published_sizes import published_config
-from geo_sokoban_pipeline.rollout.engines.sglang import weight_update
+from geo_sokoban_pipeline.rollout.engines.sglang import buckets
+from geo_sokoban_pipeline.rollout.engines.sglang.buckets import UpdateGroup, own_address, pack_handle, pack_tensors
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     TESTED_VERSION,
     BadResponse,
@@ -33,13 +34,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     ServerLost,
     UpdateInterrupted,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import (
-    UpdateGroup,
-    WeightUpdate,
-    own_address,
-    pack_handle,
-    pack_tensors,
-)
+from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import WeightUpdate, describe_bucket
 from geo_sokoban_pipeline.training.backends import torch as backends
 from given_weights import named_tensors, source_of
 from proxies import Proxy
@@ -119,7 +114,7 @@ def test_a_bucket_is_broadcast_as_bytes_in_the_order_of_its_description():
         assert [body["rank_offset"] for body in group.invitations] == [1]
         assert group.invitations[0]["world_size"] == 3
         flat, specs = bucket_of({"b": torch.tensor([3.0], dtype=torch.bfloat16), "a": torch.tensor([[1.0, 2.0]])})
-        fields = group.describe(specs)
+        fields = describe_bucket(specs)
         assert (fields["names"], fields["dtypes"], fields["shapes"]) == (
             ["a", "b"],
             ["float32", "bfloat16"],
@@ -203,7 +198,7 @@ BROADCAST = "update_weights_from_distributed"
     ],
 )
 def test_who_is_sent_weights_again(monkeypatch, mine, other, broken, expected):
-    monkeypatch.setattr(weight_update, "UpdateGroup", Group)
+    monkeypatch.setattr(buckets, "UpdateGroup", Group)
     monkeypatch.setattr(Group, "broken", broken)
     clients = [OneServer("http://127.0.0.1:1", **mine), OneServer("http://127.0.0.1:2", **other)]
     update = WeightUpdate(dict.fromkeys(clients, 1), ServerOptions(bucket_bytes=8), "group")
@@ -240,6 +235,7 @@ def rank_of_eight(tiny_policy, monkeypatch):
         )
         shard_modules(policy.network.language, policy.network.vision, mesh)
         monkeypatch.setattr(backends, "shard_policy", lambda given, mesh, **options: policy)  # which would allocate it
+        monkeypatch.setattr(backends, "device_of_mesh", lambda mesh: torch.device("meta"))
         backend = backends.TorchBackend(dataclasses.replace(policy), OptimizerOptions(), 1.0, ranks, mesh)
         for name in ("all_to_all_single", "send", "recv", "all_reduce", "broadcast", "all_gather_single"):
             monkeypatch.setattr(dist, name, lambda *given, name=name: called.append(name))
@@ -262,10 +258,10 @@ def test_what_8b_writes_and_calls_on_eight_ranks_for_eight_servers(monkeypatch, 
             called.append("to servers")
             sent.append(flat.nbytes * len(clients))
 
-    monkeypatch.setattr(weight_update, "UpdateGroup", Counted)
+    monkeypatch.setattr(buckets, "UpdateGroup", Counted)
     monkeypatch.setattr(Group, "broken", False)
-    monkeypatch.setattr(weight_update, "put_on_gpu", lambda flat, specs: flat)
-    monkeypatch.setattr(weight_update, "Handle", lambda flat: ("handle", flat.nbytes))
+    monkeypatch.setattr(buckets, "put_on_gpu", lambda flat: flat)
+    monkeypatch.setattr(buckets, "Handle", lambda flat: ("handle", flat.nbytes))
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     update = WeightUpdate(dict.fromkeys(clients, 1), ServerOptions(), way)
     asyncio.run(update.send(source, "1-tag"))
@@ -279,7 +275,7 @@ def test_what_8b_writes_and_calls_on_eight_ranks_for_eight_servers(monkeypatch, 
 
 
 def test_a_refusal_ends_the_update(monkeypatch):
-    monkeypatch.setattr(weight_update, "UpdateGroup", Group)
+    monkeypatch.setattr(buckets, "UpdateGroup", Group)
     client = OneServer("http://127.0.0.1:1", **{BROADCAST: [RequestRefused("no such weight")]})
     update = WeightUpdate({client: 1}, ServerOptions(), "group")
     with pytest.raises(RequestRefused, match="no such weight"):

@@ -15,19 +15,17 @@ import itertools
 import queue
 import shutil
 import uuid
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from geo_sokoban_pipeline.background import BackgroundLoop
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.weights import SharedBytes, TensorSpec, WeightSource
+from geo_sokoban_pipeline.policies.weights import WeightSource
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, empty_result
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
@@ -111,9 +109,16 @@ class SglangEngine:
         self._dispatcher = Dispatcher(self._fleet, self.limits, self._versions.__getitem__)
 
     def _make_fleet(self) -> Fleet:
-        # Of servers that Ray places this process may see no GPU.
-        way = self._options.way(on_gpu=self.policy.device != "cpu" and self._launcher is HERE)
-        return Fleet(self._options, self.policy, self._launcher, way)
+        return Fleet(self._options, self.policy, self._launcher)
+
+    def _way(self, weights: WeightSource) -> str:
+        """How these weights reach the servers."""
+        if self._launcher is HERE:
+            return self._options.way(on_gpu=self.policy.device != "cpu")
+        # Servers that Ray places read the memory of ranks, but never that of this process.
+        is_there = weights.remote is not None
+        way = self._options.way(on_gpu=self._options.colocated and is_there)
+        return "group" if way == "ipc" and not is_there else way
 
     def bring_back(self, number: int, life: int, reason: str) -> None:
         """Restart a server that another process has found lost, unless a later life of it has begun.
@@ -209,12 +214,13 @@ class SglangEngine:
         self._versions[self.tag] = version
         before, self._folder = self._folder, None
         given = weights.cast(dict.fromkeys(weights.specs, self._dtype))
+        self._fleet.way = self._way(weights)
         if self._fleet.way == "disk":
             self._folder = self._scratch.path / self.tag
             given.write(self._folder, self._options.bucket_bytes)
             given = WeightSource.of_folder(self._folder)
         else:
-            given = replace(given, collect=partial(self._collect, given, version, state))
+            given = replace(given, state=partial(_see_unchanged, weights, version, state))
         self._loop.run(self._fleet.update_weights(given, self.tag, pause=bool(self._open)))
         self.version = self._dispatcher.version = version
         self._sent = state, version
@@ -249,23 +255,19 @@ class SglangEngine:
         self._answers.put(EngineStopped("the requests were cancelled."))  # a thread may wait for an answer
         self._answers = queue.SimpleQueue()
 
-    def _collect(
-        self,
-        weights: WeightSource,
-        version: int,
-        state: Hashable,
-        specs: Mapping[str, TensorSpec],
-        memory: SharedBytes | None,
-    ) -> Tensor:
-        """Weights that a version has; checks that they have not changed since."""
-        bucket = weights.collect(specs, memory)
-        if weights.state() != state:
-            raise EngineStopped(
-                f"a server needs the weights of version {version} again, but the policy has changed since. Set "
-                "rollout.server.update=disk, which stores them, or change the policy only while no request is in "
-                "flight."
-            )
-        return bucket
+
+def _see_unchanged(weights: WeightSource, version: int, state: Hashable) -> Hashable:
+    """The state of weights that a version had in it.
+
+    Raises:
+        EngineStopped: they have changed since.
+    """
+    if weights.state() != state:
+        raise EngineStopped(
+            f"a server needs the weights of version {version} again, but the policy has changed since. Set "
+            "rollout.server.update=disk, which stores them, or change the policy only while no request is in flight."
+        )
+    return state
 
 
 class Dispatcher:

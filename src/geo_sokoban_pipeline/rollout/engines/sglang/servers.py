@@ -264,14 +264,14 @@ class Fleet:
     Args:
         policy: the policy that they serve.
         launcher: of servers that are launched.
-        way: of weights, see `ServerOptions.way`.
 
     Attributes:
+        way: of the weights, see `ServerOptions.way`; set before an update.
         restarts: how often a server was lost and brought back.
     """
 
-    def __init__(self, options: ServerOptions, policy: Policy, launcher: Launcher = HERE, way: str = "tensors") -> None:
-        self.options, self.way = options, way
+    def __init__(self, options: ServerOptions, policy: Policy, launcher: Launcher = HERE) -> None:
+        self.options, self.way = options, ""
         self.restarts = 0
         self._launcher = launcher
         self.servers: list[Server] = []
