@@ -312,6 +312,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             ({"processes": 2}, "processes=2 needs threads"),
             ({"optimizer": {"reduce_dtype": "bfloat16"}}, "whole gradients would be accumulated in bfloat16"),
             (
+                {"optimizer": {"reduce_dtype": "bfloat16", "gradient_sync": "micro_batch"}},
+                "sharding=none and policy.compute=None: nothing would be added in it",
+            ),
+            (
                 {"rollout": {"workers": 2, "engine": "sglang", "server": {"router": "sticky"}}, "threads": 1},
                 "rollout.workers=2 with rollout.server.router=sticky",
             ),

@@ -598,6 +598,15 @@ class TrainOptions(StrictModel):
                 f"replicas={self.replicas} with sharding={self.sharding}: only hybrid takes replicas.",
             ),
         )
+        is_reduced = self.backend == "fsdp" and self.shares_weights and self.policy.compute == "bfloat16"
+        refuse_first(
+            (
+                self.optimizer.reduce_dtype == "bfloat16" and not is_reduced,
+                f"optimizer.reduce_dtype=bfloat16 with backend={self.backend}, processes={self.processes}, sharding="
+                f"{self.sharding} and policy.compute={self.policy.compute}: nothing would be added in it. It is for "
+                "fsdp with several processes, sharding=full or hybrid, and policy.compute=bfloat16.",
+            )
+        )
         if self.backend == "megatron":
             self._check_megatron()
         elif self.optimizer.offload and self.processes > 1 and self.sharding == "none":
