@@ -11,6 +11,8 @@ from typing import Any
 from aiohttp import ClientSession, ClientTimeout, web
 
 from geo_sokoban_pipeline.background import BackgroundLoop
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.sglang.client import TESTED_VERSION
 
 # Changes the bytes of an answer, or says what happens instead of it.
 Fault = Callable[[bytes], bytes] | str
@@ -78,19 +80,48 @@ class Proxy:
             return web.Response()
         if isinstance(fault, str) and fault.startswith("wait"):
             await asyncio.sleep(float(fault.split()[1]))
-        data = await request.read()
-        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
-        async with self._session.request(
-            request.method, self.target + request.path_qs, data=data, headers=headers
-        ) as answer:
-            body = await answer.read()
-            status = answer.status
+        status, body = await self._ask(request)
         self.answered += request.path == "/generate"
         if isinstance(fault, str) and fault.startswith("late"):
             await asyncio.sleep(float(fault.split()[1]))
         if callable(fault):
             body = fault(body)
         return web.Response(status=status, body=body, content_type="application/json")
+
+    async def _ask(self, request: web.Request) -> tuple[int, bytes]:
+        """Status and body of the server's answer."""
+        data = await request.read()
+        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
+        async with self._session.request(
+            request.method, self.target + request.path_qs, data=data, headers=headers
+        ) as answer:
+            return answer.status, await answer.read()
+
+
+class WithoutModel(Proxy):
+    """In place of a server: it only takes weights, and names the last ones as it is asked.
+
+    Attributes:
+        payloads: texts of all weights that came by requests, in order.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.tag = policy, ""
+        self.payloads: list[str] = []
+        super().__init__("")
+
+    async def _ask(self, request: web.Request) -> tuple[int, bytes]:
+        body = await request.json() if request.can_read_body else {}
+        self.tag = body.get("weight_version", self.tag)
+        self.payloads += body.get("serialized_named_tensors", [])
+        answer = {
+            "model_type": self.policy.model.config.model_type,
+            "has_image_understanding": True,
+            "version": TESTED_VERSION,
+            "tokens": self.policy.codec.encode_text(body.get("prompt", "")).tolist(),
+            "weight_version": self.tag,
+        }
+        return 200, json.dumps(answer).encode()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ FORBIDDEN_TEXT = ["torch." + "load", "torch." + "save", "job" + "lib", "allow_" 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "job" + "lib"}
 FILES = sorted(SOURCE.rglob("*.py"))
 # SGLang takes weights over HTTP as a pickle; this module makes one and reads none.
-SENDER = SOURCE / "geo_sokoban_pipeline/rollout/engines/sglang/buckets.py"
+SENDER = SOURCE / "geo_sokoban_pipeline/rollout/engines/sglang/sender.py"
 
 
 def imported_modules(source: str) -> set[str]:

@@ -43,20 +43,42 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 @contextlib.contextmanager
-def gloo_on(interface: str | None = None) -> Iterator[None]:
+def with_variable(name: str, value: str) -> Iterator[None]:
+    """Have an environment variable for the `with` block, unless there is one of that name."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def gloo_on(interface: str | None = None) -> contextlib.AbstractContextManager[None]:
     """Have process groups that are made here listen on one network interface alone, unless the environment names one.
 
     Args:
         interface: its name; None: loopback.
     """
-    if _GLOO_INTERFACE in os.environ:
-        yield
-        return
-    os.environ[_GLOO_INTERFACE] = interface or ("lo" if sys.platform == "linux" else "lo0")
-    try:
-        yield
-    finally:
-        del os.environ[_GLOO_INTERFACE]
+    return with_variable(_GLOO_INTERFACE, interface or ("lo" if sys.platform == "linux" else "lo0"))
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface of this machine that has an address.
+
+    Raises:
+        ValueError: there is none.
+    """
+    import psutil
+
+    known = ((name, entry.address.partition("%")[0]) for name, own in psutil.net_if_addrs().items() for entry in own)
+    if (found := next((name for name, each in known if each == address), None)) is None:
+        raise ValueError(
+            f"no network interface of this machine has the address {address}, by which Ray knows it. Start the node "
+            "with --node-ip-address=<an address that the others reach>."
+        )
+    return found
 
 
 def tethered(command: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 from geo_sokoban_pipeline.policies.weights import plan_buckets
-from geo_sokoban_pipeline.rollout.engines.sglang.buckets import pack_tensors
+from geo_sokoban_pipeline.rollout.engines.sglang.sender import pack_tensors
 from geo_sokoban_pipeline.training.backend import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.runtime import prepare_process

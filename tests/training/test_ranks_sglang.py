@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
@@ -26,13 +30,13 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, sa
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 from geo_sokoban_pipeline.policies.weights import SharedBytes, TensorSpec, WeightSource
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
-from geo_sokoban_pipeline.rollout.engines.sglang import buckets
+from geo_sokoban_pipeline.rollout.engines.sglang import sender
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.training.backend import RankBuckets, build_backend
+from geo_sokoban_pipeline.training.backend import RankSender, build_backend
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
-from proxies import Proxy, changed, proxied
+from proxies import Proxy, WithoutModel, changed, proxied
 from rollout.engines.sglang.material import TOLERANCE, ask, kill, request_with
 from servers import attached, launch_options, strays
 from training.four_ranks import FourRanks
@@ -144,13 +148,13 @@ def source_of(backend: TrainBackend, workers: WorkerGroup | None, *, by_ranks: b
     def collect(specs: Mapping[str, TensorSpec], memory: SharedBytes | None) -> Tensor:
         raise AssertionError("the driver collects nothing")
 
-    return replace(source, collect=collect, remote=partial(RankBuckets, workers))
+    return replace(source, collect=collect, sender=partial(RankSender, workers))
 
 
 def send_memory_for_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the payload for GPUs the memory of a bucket stands in place of its handle."""
-    monkeypatch.setattr(buckets, "put_on_gpu", lambda flat: flat)
-    monkeypatch.setattr(buckets, "Handle", Tensor.clone)
+    monkeypatch.setattr(sender, "put_on_gpu", lambda flat: flat)
+    monkeypatch.setattr(sender, "Handle", Tensor.clone)
 
 
 def updates(proxy: Proxy) -> int:
@@ -208,7 +212,7 @@ def test_the_senders_memory_and_a_server_that_is_killed_in_an_update(
                     (server,) = engine.servers
                     assert server.launched is not None
                     with monkeypatch.context() as patched:
-                        killing(patched, RankBuckets if by_ranks else buckets.Buckets, server.launched.pid)
+                        killing(patched, RankSender if by_ranks else sender.BucketSender, server.launched.pid)
                         engine.update_weights(source_of(backend, workers, by_ranks=by_ranks), version + 10)
                     assert engine.restarts == 1
                     check(backend, policy, [(request, ask(engine, request)[request.id])])
@@ -234,3 +238,33 @@ def test_ranks_do_not_wait_for_a_lost_server(
             assert time.monotonic() - began < 50  # no time limit had to pass
             assert proxy.seen.count("/init_weights_update_group") == 2
             check(backend, policy, [(request, ask(engine, request)[request.id])])
+
+
+def test_servers_that_come_back_at_a_time_get_the_same_weights(
+    four_ranks: FourRanks, setup: Setup, tiny_policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are lost in one update; each is sent all buckets, and none of the other's."""
+    save_policy(tiny_policy, tmp_path)
+    policy = load_empty(setup.options.policy, tmp_path)
+    send_memory_for_handles(monkeypatch)
+    monkeypatch.setattr(ServerOptions, "way", lambda self, on_gpu: "ipc")  # which the options refuse for a CPU
+    servers = [WithoutModel(policy) for _ in range(2)]
+    with four_ranks.group(policy, "two shards") as workers, ExitStack() as opened:
+        for server in servers:
+            opened.callback(server.close)
+            server.order("/begin_weight_update", "drop")
+        backend = build_backend(policy, OptimizerOptions(), SAMPLING.temperature, workers)
+        urls = tuple(server.url for server in servers)
+        engine = opened.enter_context(attached(policy, *urls, update="group", bucket_bytes=100_000))
+        engine.update_weights(source_of(backend, workers, by_ranks=True), 1)
+        assert engine.restarts == 2
+        whole = dict(backend.weight_source().read())
+    for server in servers:
+        found: dict[str, Tensor] = {}
+        for text in server.payloads:
+            bucket = pickle.loads(base64.b64decode(text))
+            flat = bucket["flattened_tensor"]
+            for one in bucket["metadata"]:
+                found[one.name] = flat[one.start_idx : one.end_idx].view(one.dtype).view(one.shape)
+        assert len(server.payloads) > 2 and found.keys() == whole.keys()
+        assert all(torch.equal(found[name], weight) for name, weight in whole.items())

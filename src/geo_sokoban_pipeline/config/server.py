@@ -161,18 +161,19 @@ class ServerOptions(StrictModel):
     update: Literal["tensors", "disk", "group", "ipc"] | None = Field(
         None,
         description="How weights reach the servers: in requests; through a folder that both can read; by a process "
-        "group with all servers, which must reach this machine (nccl where trainer and servers compute on GPUs of "
-        "their own; else gloo); or as handles of GPU memory (CUDA IPC), for servers on the trainer's own GPUs. None: "
-        "ipc for launched servers that begin at GPU 0 or are colocated; group for other launched ones; tensors for "
-        "those of `urls`.",
+        "group with all servers, which must reach the trainer's machine (nccl where trainer and servers compute on "
+        "GPUs of their own; else gloo); or as handles of GPU memory (CUDA IPC), for servers on the trainer's own GPUs. "
+        "None: ipc for launched servers that begin at GPU 0 or are colocated; group for other launched ones; tensors "
+        "for those of `urls`.",
     )
     bucket_bytes: int = Field(
         1 << 30,
         ge=1,
         le=1 << 40,
         description="Weights that are collected from the ranks and sent at once, or written to one file, at most; one "
-        "tensor at least. This process needs the memory of two buckets, because the next one is collected meanwhile; "
-        "of three where ranks on GPUs or of a Ray cluster send theirs. On CPUs small ones cost less (32 MiB).",
+        "tensor at least. The process that sends them needs the memory of two buckets, because the next one is "
+        "collected meanwhile; of up to four where ranks on GPUs or of a Ray cluster exchange their parts. On CPUs "
+        "small ones cost less (32 MiB).",
     )
     update_folder: str | None = Field(
         None, description="Folder for weights on their way, with update disk; as large as the model. None: temporary."

@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from geo_sokoban_pipeline.processes import gloo_on
+from geo_sokoban_pipeline.processes import gloo_on, interface_of
 
 LOOPBACK = "127.0.0.1"
 _PATIENCE = dist.default_pg_timeout  # of gloo
@@ -32,21 +31,6 @@ _ALIGNMENT = 8  # bytes of the largest type
 
 class LeftRankError(RuntimeError):
     """Another rank has left the group in the middle of a collective."""
-
-
-def interface_of(address: str) -> str:
-    """Name of the network interface of this machine that has an address.
-
-    Raises:
-        ValueError: there is none.
-    """
-    known = ((name, entry.address.partition("%")[0]) for name, own in psutil.net_if_addrs().items() for entry in own)
-    if (found := next((name for name, each in known if each == address), None)) is None:
-        raise ValueError(
-            f"no network interface of this machine has the address {address}, by which Ray knows it. Start the node "
-            "with --node-ip-address=<an address that the others reach>."
-        )
-    return found
 
 
 @dataclass(frozen=True)
@@ -202,33 +186,41 @@ class Group:
                 tensor.copy_(whole)
 
     @torch.no_grad()
-    def collect_bucket(self, parts: Sequence[tuple[Part, Tensor]], owner: int) -> None:
-        """Fill whole tensors on one rank, by one collective, which goes by nccl from GPUs.
+    def collect_bucket(self, wanted: Mapping[int, Sequence[tuple[Part, Tensor]]], device: torch.device) -> None:
+        """Fill whole tensors on some ranks, by one collective, which goes by nccl between GPUs.
 
         Args:
-            parts: of tensors, in their types, and these; on other ranks they may be on no device.
+            wanted: by rank that gets them: parts of tensors, in their types, and these; those of other ranks may be on
+                no device.
+            device: of all that is given here.
         """
-        is_owner, like = self.rank == owner, parts[0][0].own
-        own = [part.own.flatten().view(torch.uint8) for part, _ in parts if self.rank in part.ranks and not is_owner]
+        empty = torch.empty(_ALIGNMENT, dtype=torch.uint8, device=device)
+        sent, given = [empty[:0]], [0] * self.size
+        for owner, parts in wanted.items():
+            held = [part.own.flatten().view(torch.uint8) for part, _ in parts if self.rank in part.ranks]
+            if held and owner != self.rank:  # its own are there
+                length = sum(map(len, held))
+                sent += [*held, empty[: -length % _ALIGNMENT]]
+                given[owner] = length + -length % _ALIGNMENT
+        mine = wanted.get(self.rank, ())
         lengths = [
-            0 if rank == owner else sum(part.of(whole, rank).nbytes for part, whole in parts if rank in part.ranks)
-            for rank in range(self.size)
+            sum(part.of(whole, rank).nbytes for part, whole in mine if rank in part.ranks) for rank in range(self.size)
         ]
-        sent = torch.cat([*own, like.new_empty(-lengths[self.rank] % _ALIGNMENT, dtype=torch.uint8)])
-        received = [length + -length % _ALIGNMENT if is_owner else 0 for length in lengths]
-        found = sent.new_empty(sum(received))
-        given = [len(sent) if rank == owner else 0 for rank in range(self.size)]
-        dist.all_to_all_single(found, sent, received, given)
+        lengths[self.rank] = 0
+        received = [length + -length % _ALIGNMENT for length in lengths]
+        found = empty.new_empty(sum(received))
+        dist.all_to_all_single(found, torch.cat(sent), received, given)
         for rank, row in enumerate(found.split(received)):
             first = 0
-            for part, whole in parts if is_owner else ():
-                if rank in part.ranks:
-                    place = part.of(whole, rank)
-                    if rank == owner:
-                        place.copy_(part.own)
-                    else:
-                        place.copy_(row[first : first + place.nbytes].view(place.dtype).view(place.shape))
-                        first += place.nbytes
+            for part, whole in mine:
+                if rank not in part.ranks:
+                    continue
+                place = part.of(whole, rank)
+                if rank == self.rank:
+                    place.copy_(part.own)
+                else:
+                    place.copy_(row[first : first + place.nbytes].view(place.dtype).view(place.shape))
+                    first += place.nbytes
 
     def close(self) -> None:
         """Leave the group."""

@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -146,15 +146,15 @@ class WeightSource:
             Other processes send what they alone hold. It may be put into the memory that is given, as far as that goes.
         state: of the weights; another value after every change.
         folder: of the policy that they are read from; None: they are in memory.
-        remote: `Buckets` (`rollout/engines/sglang/buckets.py`) of processes elsewhere, from which servers get weights
-            without this process; given addresses, there is one on the machine of each. None: this process collects.
+        sender: makes the `Sender` (`rollout/engines/sglang/sender.py`) of processes from which servers get weights past
+            this one, given the rank on whose GPU each address lies. None: this process collects and sends.
     """
 
     specs: Mapping[str, TensorSpec]
     collect: Callable[[Mapping[str, TensorSpec], SharedBytes | None], Tensor]
     state: Callable[[], Hashable]
     folder: Path | None = None
-    remote: Callable[[Sequence[str]], Any] | None = None
+    sender: Callable[[Mapping[str, int]], Any] | None = None
 
     @classmethod
     def of_model(cls, model: Any, device: Any = None) -> WeightSource:

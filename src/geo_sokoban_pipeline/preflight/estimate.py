@@ -492,7 +492,9 @@ class Estimate:
         by_gloo = takes_turns or options.loop.max_staleness
         by_group = sent / 1e9 * _BY_GLOO if by_gloo else _GROUP_START + sent / self._link(self.gpus)
         held = self.model.value_bytes * self.model.parameters / self._shards / tensor_ranks(options)
-        collected = held / _PINNED * takes_turns + sent / (gpu.link if self._shards > 1 else gpu.bandwidth)
+        collected = held / _PINNED * (takes_turns or options.optimizer.offload) + sent / (
+            gpu.link if self._shards > 1 else gpu.bandwidth
+        )
         ways = {
             "tensors": sent / 1e9 * (_ENCODED + _SENT * engines * each + _LOADED),
             "disk": sent / 1e9 * _BY_DISK,

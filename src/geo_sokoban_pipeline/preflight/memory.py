@@ -258,10 +258,11 @@ def plan_rank(
     # They are freed before an update.
     if engine := {name: count for name, count in (caches or {}).items() if name != "image cache"}:
         phases["rollout"] = engine
-    if on_gpu and options.rollout.engine == "sglang" and options.rollout.server.way(on_gpu=True) != "tensors":
-        # Of rank 0: the bucket that is sent, and the next one.
-        sent = server_value_bytes(options) * model.parameters
-        phases["weights on their way"] = {"buckets": min(2 * options.rollout.server.bucket_bytes, sent)}
+    if on_gpu and options.rollout.engine == "sglang":
+        # Of a rank that sends: one on its way and the next; what a collective sends to others, and receives.
+        size = server_value_bytes(options)
+        largest = max(options.rollout.server.bucket_bytes, size * text.vocab_size * text.hidden_size)
+        phases["weights on their way"] = {"buckets": (4 if is_shared else 2) * min(largest, size * model.parameters)}
     if options.processes > 1 and not is_shared:
         phases["sum over the ranks"] = {"gradients of all ranks": value * model.trained}
     # Without its adapter the policy is the reference.

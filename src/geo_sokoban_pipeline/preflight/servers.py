@@ -361,7 +361,8 @@ def _check_update(name: str, options: TrainOptions) -> list[Check]:
             "take update=group",
         ),
         (
-            not on_cpu and server.way(on_gpu=True) == "group" and server.first_gpu < ranks,
+            # Those that take turns with ranks are in a group of gloo.
+            not (on_cpu or server.colocated) and server.way(on_gpu=True) == "group" and server.first_gpu < ranks,
             "weights",
             "failure",
             f"{name}.update={server.update or 'null'} sends weights by a group, and server 0 shares GPU "

@@ -7,12 +7,12 @@ its copy of the weights alike. Losses are divided by the counts of the whole ste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +31,7 @@ from geo_sokoban_pipeline.policies.weights import (
     published_specs,
     write_checkpoint,
 )
+from geo_sokoban_pipeline.rollout.engines.sglang.sender import Handles
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.base import Batch, TrainBackend
@@ -185,8 +186,9 @@ class RankedBackend:
         """See `TrainBackend`; weights that this process lacks are sent when they are read."""
         if self._workers.drives_a_rank and not self._is_sharded:
             return self.own.weight_source()
-        remote = None if self._workers.drives_a_rank else partial(RankBuckets, self._workers)
-        return WeightSource(self._specs, self._collect, lambda: self._changes, remote=remote)
+        # Ranks on CPUs of this machine write into memory of the driver.
+        sender = None if self._shares_memory else partial(RankSender, self._workers)
+        return WeightSource(self._specs, self._collect, lambda: self._changes, sender=sender)
 
     def offload(self) -> None:
         self._workers.call_all("backend.offload")
@@ -250,48 +252,45 @@ class RankedBackend:
                 )
 
 
-class RankBuckets:
-    """`Buckets` of the ranks of a worker group: servers get weights from these, and the driver has none of them.
+class RankSender:
+    """`Sender` of the ranks of a worker group: servers get weights from these, past the driver.
 
     Args:
-        urls: of servers that open handles of memory of their machine; none: rank 0 broadcasts.
-
-    Raises:
-        WorkerError: no rank is on the machine of a server.
+        ranks: by the address of a server, the first rank on whose GPUs it lies; {}: rank 0 sends to all of them.
     """
 
-    def __init__(self, workers: WorkerGroup, urls: Sequence[str] = ()) -> None:
+    def __init__(self, workers: WorkerGroup, ranks: Mapping[str, int]) -> None:
         self._workers = workers
-        self._owners = {url: workers.rank_at(str(urlsplit(url).hostname)) for url in urls}
-        workers.call_all("open_buckets", sorted({*self._owners.values()} or {0}))
+        # Servers of this machine see all of its GPUs.
+        self._owners = dict.fromkeys(ranks, 0) if workers.drives_a_rank else dict(ranks)
+        workers.call_all("open_sender", sorted({*self._owners.values()} or {0}))
 
     def advance(self, specs: Mapping[str, TensorSpec] | None) -> str | None:
-        fault: str | None = self._workers.call_all("buckets.advance", specs)[0]
-        return fault
+        faults: list[str | None] = self._workers.call_all("sender.advance", specs)
+        return faults[0]
 
-    def pack_handles(
-        self, specs: Mapping[str, TensorSpec], ranks: Mapping[str, int]
-    ) -> dict[str, list[Sequence[bytes]]]:
+    def pack_handles(self, specs: Mapping[str, TensorSpec], counts: Mapping[str, int]) -> Handles:
         wanted: list[dict[str, int]] = [{} for _ in range(self._workers.size)]
-        for url, count in ranks.items():
+        for url, count in counts.items():
             wanted[self._owners[url]][url] = count
-        found = self._workers.call_each("buckets.pack_handles", [(specs, own) for own in wanted])
+        found: list[Handles] = self._workers.call_each("sender.pack_handles", [(specs, own) for own in wanted])
         return {url: texts for own in found for url, texts in own.items()}
 
     def invite(self, urls: Sequence[str], ranks: Sequence[int], device: str, seconds: float) -> list[dict[str, Any]]:
-        bodies: list[dict[str, Any]] = self._workers.call_each("buckets.invite", [(urls, ranks, device, seconds)])[0]
-        return bodies
+        found: list[list[dict[str, Any]]] = self._workers.call_each("sender.invite", [(urls, ranks, device, seconds)])
+        return found[0]
 
     def join(self) -> str | None:
-        fault: str | None = self._workers.call_each("buckets.join", [()])[0]
-        return fault
+        faults: list[str | None] = self._workers.call_each("sender.join", [()])
+        return faults[0]
 
-    def close_store(self) -> None:
-        self._workers.handles[0].send("buckets.close_store")
+    def give_up(self) -> None:
+        for handle in self._workers.handles[:1]:
+            handle.send("sender.give_up")
 
     def leave(self) -> None:
-        if self._workers.is_open:
-            self._workers.call_all("buckets.leave")
+        with suppress(WorkerError):  # without ranks there is nothing to leave
+            self._workers.call_all("sender.leave")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from geo_sokoban_pipeline.policies.policy import (
 from geo_sokoban_pipeline.progress import waiting
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.engines.sglang.buckets import Buckets
+from geo_sokoban_pipeline.rollout.engines.sglang.sender import BucketSender
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.functions import STUCK
 from geo_sokoban_pipeline.rollout.rollout import check_episodes, load_rollout_fn, rollout
@@ -71,7 +71,7 @@ class Worker:
         expert: makes demonstrations; None before `demonstrate`.
         backend: this rank's part of the training backend; None before `build_backend`.
         scorer: this rank's part of a reference policy; None before `build_scorer`.
-        buckets: this rank's, of weights on their way to servers; None before `open_buckets`.
+        sender: of this rank's buckets of weights to servers; None before `open_sender`.
         rendezvous: where the ranks find each other, on rank 0 of a group; else None.
         loaded: folder that the weights of a rollout worker are from; None: it has none.
     """
@@ -82,7 +82,7 @@ class Worker:
         self.expert: Any = None
         self.backend: Any = None
         self.scorer: Any = None
-        self.buckets: Buckets | None = None
+        self.sender: BucketSender | None = None
         self.rendezvous: TCPStore | None = None
         self.loaded: Path | None = None
         self._lock = threading.Lock()
@@ -153,9 +153,9 @@ class Worker:
         """Build this rank's part of a reference policy, or a whole one where none is sharded."""
         self.scorer = build_rank_scorer(folder, self.options.policy, options, temperature, self.group, *self._layout)
 
-    def open_buckets(self, owners: Sequence[int]) -> None:
+    def open_sender(self, owners: Sequence[int]) -> None:
         """Begin an update of servers, which get weights from some of the ranks."""
-        self.buckets = Buckets(partial(self.backend.collect, owners=owners))
+        self.sender = BucketSender(partial(self.backend.collect, owners=owners, device=self.backend.device))
 
     @property
     def _layout(self) -> tuple[Any, ...]:

@@ -198,20 +198,6 @@ class WorkerGroup:
                 handle.take(place, folder, known)
         return {name: record for part in parts for name, record in part.items()}
 
-    def rank_at(self, address: str) -> int:
-        """The first rank on the machine with an address.
-
-        Raises:
-            WorkerError: there is none.
-        """
-        _, addresses = self._addresses()
-        rank = next((rank for rank, known in enumerate(addresses) if known in (None, address)), None)
-        if rank is None:
-            raise WorkerError(
-                f"no rank is on the machine of the server at {address}; take rollout.server.update=group."
-            )
-        return rank
-
     def update_weights(self, version: int) -> None:
         """Make the workers drop what they computed with earlier weights."""
         if self.before_rollout is not None:

@@ -110,6 +110,7 @@ class RankState:
         options: optimizer and micro-batches.
         trained_policy: whose weights are trained; the same one, unless several ranks share them.
         optimizers: what moves the weights.
+        device: on which this rank computes.
     """
 
     policy: Policy
@@ -117,7 +118,7 @@ class RankState:
     trained_policy: Policy
     optimizers: Optimizers
     _group: Group | None
-    _device: torch.device
+    device: torch.device
     _is_sharded: bool
     _parameters: dict[str, Tensor]
     _skipped: int
@@ -133,36 +134,48 @@ class RankState:
         if self._is_sharded:
             return WeightSource(self._specs(), self.collect, lambda: self._changes)
         # Not the model's own state: a step of fused AdamW leaves the versions of torch's tensors as they are.
-        return replace(WeightSource.of_model(self.policy.model, self._device), state=lambda: self._changes)
+        return replace(WeightSource.of_model(self.policy.model, self.device), state=lambda: self._changes)
 
     @torch.no_grad()
     def collect(
-        self, specs: Mapping[str, TensorSpec], memory: SharedBytes | None, owners: Sequence[int] = (0,)
+        self,
+        specs: Mapping[str, TensorSpec],
+        memory: SharedBytes | None,
+        owners: Sequence[int] = (0,),
+        device: torch.device | None = None,
     ) -> Tensor | None:
         """A bucket of whole weights in the published layout, on its owners; None on other ranks, which all call this.
 
         Args:
-            memory: into which all ranks write what they hold; None: one collective for each owner brings it there, to
-                the device on which the ranks compute.
+            memory: into which all ranks write what they hold; None: one collective brings it to the owners.
+            device: on which the ranks exchange what they hold, and owners have the bucket. None: that of the weights,
+                which is the CPU while the state is there.
         """
         assert self._group is not None
         rank, is_written = self._group.rank, memory is not None or self._group.size == 1
+        device = own_part(next(iter(self._parameters.values()))).device if device is None else device
         matrices, found = self._whole_matrices(list(specs)), None
+        wanted: dict[int, list[tuple[Part, Tensor]]] = {}
+        parts: dict[str, list[Part]] = {name: [] for name in specs}
         for owner in owners:
-            flat = empty_bucket(specs, memory, self._device if is_written or rank == owner else "meta")
-            sent = []
+            flat = empty_bucket(specs, memory, device if is_written or rank == owner else "meta")
+            pairs = wanted[owner] = []
             for name, whole in cut(flat, specs):
                 note_progress()
-                part = self.part_of(name, owner, matrices)
+                part = next((part for part in parts[name] if owner in part.ranks), None)
+                if part is None:
+                    part = self.part_of(name, owner, matrices)
+                    if rank in part.ranks and not is_written:  # moved before it is rounded, which a CPU does slowly
+                        part = replace(part, own=part.own.to(device).to(whole.dtype))
+                    parts[name].append(part)
                 if not is_written:
-                    # By nccl also while the state is in the memory of the CPU, which would round it slowly.
-                    sent.append((replace(part, own=part.own.to(self._device).to(whole.dtype)), whole))
+                    pairs.append((part, whole))
                 elif rank in part.ranks:
                     part.of(whole, rank).copy_(part.own.to(whole.device))
-            if sent:
-                self._group.collect_bucket(sent, owner)
             if rank == owner:
                 found = flat
+        if not is_written:
+            self._group.collect_bucket(wanted, device)
         return found
 
     @torch.no_grad()
@@ -171,7 +184,7 @@ class RankState:
         if not self._is_sharded:
             return
         if self.policy.is_empty:
-            allocate_weights(self.policy, self._device)
+            allocate_weights(self.policy, self.device)
         for name, weight in self.policy.model.named_parameters():
             weight.copy_(self._gather(name, weight.dtype))
 
@@ -185,13 +198,13 @@ class RankState:
 
     def onload(self) -> None:
         if self._is_away:
-            self._replace_state(partial(copy_to, device=self._device))
+            self._replace_state(partial(copy_to, device=self.device))
             self._is_away = False
 
     @property
     def _moves(self) -> bool:
         """Whether the state leaves its device."""
-        return self._device.type != "cpu" and not self.options.offload
+        return self.device.type != "cpu" and not self.options.offload
 
     def _replace_state(self, copies: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> None:
         """Use copies of weights, buffers and moments in their place."""
@@ -384,7 +397,7 @@ class TorchBackend(RankState):
         device: torch.device,
     ) -> None:
         self.policy, self.options, self.trained_policy = policy, options, passes.policy
-        self._group, self._pass, self._device = group, passes, device
+        self._group, self._pass, self.device = group, passes, device
         self._is_sharded = passes.policy is not policy
         self._parameters = dict(passes.policy.model.named_parameters())
         self._trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
@@ -499,8 +512,8 @@ class GradientPass:
                 f"attention_dropout={dropout} in the model's config.json: equal runs would drop other values, and so "
                 "would the two passes of gradient checkpointing. Set it to 0.0 there."
             )
-        self._device = policy.model.device if device is None else device
-        self._banned = torch.from_numpy(policy.banned_ids).to(self._device)
+        self.device = policy.model.device if device is None else device
+        self._banned = torch.from_numpy(policy.banned_ids).to(self.device)
         self._trains_vision = any(parameter.requires_grad for parameter in policy.network.vision.parameters())
 
     @torch.no_grad()
@@ -634,16 +647,16 @@ class GradientPass:
             ids[row, : sample.length] = sample.input_ids
             positions[:, row, : sample.length] = sample.positions
         target = self._packed(counts)
-        labels = torch.from_numpy(np.concatenate([sample.labels for sample in samples])).to(self._device)
+        labels = torch.from_numpy(np.concatenate([sample.labels for sample in samples])).to(self.device)
         keys = [image.key for sample in samples for image in sample.images]
         shown = {}
         if keys and features is not None:
-            shown = {"features": features.tables, "rows": torch.from_numpy(features.rows(keys)).to(self._device)}
+            shown = {"features": features.tables, "rows": torch.from_numpy(features.rows(keys)).to(self.device)}
         with self.policy.computing(caching=False):
             return self.policy.network(
-                torch.from_numpy(ids).to(self._device),
-                torch.from_numpy(positions).to(self._device),
-                wanted=torch.from_numpy(wanted).to(self._device),
+                torch.from_numpy(ids).to(self.device),
+                torch.from_numpy(positions).to(self.device),
+                wanted=torch.from_numpy(wanted).to(self.device),
                 head=lambda states, head: read(states.flatten(0, 1).index_select(0, target), labels, head),
                 checkpointing=self._checkpoints(),
                 **shown,
@@ -652,7 +665,7 @@ class GradientPass:
     def _packed(self, counts: Sequence[int]) -> Tensor:
         """Places of the trained tokens in rows of equal width, one after the other."""
         places = [np.arange(own) + row * max(counts) for row, own in enumerate(counts)]
-        return torch.from_numpy(np.concatenate(places)).to(self._device)
+        return torch.from_numpy(np.concatenate(places)).to(self.device)
 
     def _read_out(self, states: Tensor, labels: Tensor, head: nn.Module, *, use: EntropyUse) -> tuple[Tensor, Tensor]:
         """(M,) log-probs of the labels and entropies after (M, hidden) states."""

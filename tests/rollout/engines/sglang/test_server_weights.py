@@ -13,7 +13,7 @@ from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.policies.weights import WeightSource
-from geo_sokoban_pipeline.rollout.engines.sglang import buckets
+from geo_sokoban_pipeline.rollout.engines.sglang import sender
 from rollout.engines.sglang.material import (
     TOLERANCE,
     ask,
@@ -40,9 +40,8 @@ def test_responses_are_those_of_the_new_weights(sglang_server, tiny_policy, monk
     """With ipc the payload is that for GPUs, but for the handle: in its place there is the memory itself."""
     policy = copy.deepcopy(tiny_policy)
     if options["update"] == "ipc":
-        monkeypatch.setattr(buckets, "put_on_gpu", lambda flat: flat)
-        monkeypatch.setattr(buckets, "Handle", torch.Tensor.clone)
-        monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+        monkeypatch.setattr(sender, "put_on_gpu", lambda flat: flat)
+        monkeypatch.setattr(sender, "Handle", torch.Tensor.clone)
         monkeypatch.setattr(ServerOptions, "way", lambda self, on_gpu: "ipc")  # which the options refuse for a CPU
         options = {name: value for name, value in options.items() if name != "update"}
     seen = request_with(policy, [0, 1], identity=0)

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from aiohttp import web
 from torch.multiprocessing import reductions
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -25,19 +24,18 @@ from geo_sokoban_pipeline.distributed.group import Group as Ranks
 from geo_sokoban_pipeline.policies.policy import empty_model
 from geo_sokoban_pipeline.policies.weights import cut, plan_buckets
 from geo_sokoban_pipeline.preflight.published_sizes import published_config
-from geo_sokoban_pipeline.rollout.engines.sglang import buckets
-from geo_sokoban_pipeline.rollout.engines.sglang.buckets import UpdateGroup, own_address, pack_handle, pack_tensors
+from geo_sokoban_pipeline.rollout.engines.sglang import sender
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
-    TESTED_VERSION,
     BadResponse,
     RequestRefused,
     ServerLost,
     UpdateInterrupted,
 )
+from geo_sokoban_pipeline.rollout.engines.sglang.sender import UpdateGroup, own_address, pack_handle, pack_tensors
 from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import WeightUpdate, describe_bucket
 from geo_sokoban_pipeline.training.backends import torch as backends
 from given_weights import named_tensors, source_of
-from proxies import Proxy
+from proxies import WithoutModel
 from servers import PYTHON, attached, need_environment
 
 pytestmark = pytest.mark.xdist_group("sglang")
@@ -132,7 +130,7 @@ def test_a_bucket_is_broadcast_as_bytes_in_the_order_of_its_description():
         ({}, True, "ipc"),
         ({"first_gpu": 8, "colocated": True}, True, "ipc"),
         ({"first_gpu": 1, "tensor_parallel": 2}, True, "group"),
-        ({"colocated": True}, False, "group"),  # the weights are elsewhere: on the CPU, or in a Ray cluster
+        ({"colocated": True}, False, "group"),  # the weights are on the CPU
         ({"device": "cpu"}, True, "group"),
         ({"mode": "attach", "urls": ("http://a:1",)}, True, "tensors"),
         ({"update": "disk"}, True, "disk"),
@@ -198,7 +196,7 @@ BROADCAST = "update_weights_from_distributed"
     ],
 )
 def test_who_is_sent_weights_again(monkeypatch, mine, other, broken, expected):
-    monkeypatch.setattr(buckets, "UpdateGroup", Group)
+    monkeypatch.setattr(sender, "UpdateGroup", Group)
     monkeypatch.setattr(Group, "broken", broken)
     clients = [OneServer("http://127.0.0.1:1", **mine), OneServer("http://127.0.0.1:2", **other)]
     update = WeightUpdate(dict.fromkeys(clients, 1), ServerOptions(bucket_bytes=8), "group")
@@ -235,7 +233,6 @@ def rank_of_eight(tiny_policy, monkeypatch):
         )
         shard_modules(policy.network.language, policy.network.vision, mesh)
         monkeypatch.setattr(backends, "shard_policy", lambda given, mesh, **options: policy)  # which would allocate it
-        monkeypatch.setattr(backends, "device_of_mesh", lambda mesh: torch.device("meta"))
         backend = backends.TorchBackend(dataclasses.replace(policy), OptimizerOptions(), 1.0, ranks, mesh)
         for name in ("all_to_all_single", "send", "recv", "all_reduce", "broadcast", "all_gather_single"):
             monkeypatch.setattr(dist, name, lambda *given, name=name: called.append(name))
@@ -258,11 +255,10 @@ def test_what_8b_writes_and_calls_on_eight_ranks_for_eight_servers(monkeypatch, 
             called.append("to servers")
             sent.append(flat.nbytes * len(clients))
 
-    monkeypatch.setattr(buckets, "UpdateGroup", Counted)
+    monkeypatch.setattr(sender, "UpdateGroup", Counted)
     monkeypatch.setattr(Group, "broken", False)
-    monkeypatch.setattr(buckets, "put_on_gpu", lambda flat: flat)
-    monkeypatch.setattr(buckets, "Handle", lambda flat: ("handle", flat.nbytes))
-    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    monkeypatch.setattr(sender, "put_on_gpu", lambda flat: flat)
+    monkeypatch.setattr(sender, "Handle", lambda flat: ("handle", flat.nbytes))
     update = WeightUpdate(dict.fromkeys(clients, 1), ServerOptions(), way)
     asyncio.run(update.send(source, "1-tag"))
     assert not update.faults
@@ -275,34 +271,12 @@ def test_what_8b_writes_and_calls_on_eight_ranks_for_eight_servers(monkeypatch, 
 
 
 def test_a_refusal_ends_the_update(monkeypatch):
-    monkeypatch.setattr(buckets, "UpdateGroup", Group)
+    monkeypatch.setattr(sender, "UpdateGroup", Group)
     client = OneServer("http://127.0.0.1:1", **{BROADCAST: [RequestRefused("no such weight")]})
     update = WeightUpdate({client: 1}, ServerOptions(), "group")
     with pytest.raises(RequestRefused, match="no such weight"):
         asyncio.run(update.send(source_of(named_tensors([2])), "1-tag"))
     assert client.heard[-1] == "destroy_weights_update_group"
-
-
-class WithoutModel(Proxy):
-    """A server that only takes weights, and names the last ones as it is asked."""
-
-    def __init__(self, policy):
-        self.policy, self.tag = policy, ""
-        super().__init__("")
-
-    async def _pass(self, request):
-        self.seen.append(request.path)
-        body = await request.json() if request.can_read_body else {}
-        self.tag = body.get("weight_version", self.tag)
-        text = body.get("prompt", "")
-        answer = {
-            "model_type": self.policy.model.config.model_type,
-            "has_image_understanding": True,
-            "version": TESTED_VERSION,
-            "tokens": self.policy.codec.encode_text(text).tolist(),
-            "weight_version": self.tag,
-        }
-        return web.json_response(answer)
 
 
 @pytest.mark.parametrize("update", ["tensors", "disk"])

@@ -116,7 +116,7 @@ class SglangEngine:
         if self._launcher is HERE:
             return self._options.way(on_gpu=self.policy.device != "cpu")
         # Servers that Ray places read the memory of ranks, but never that of this process.
-        is_there = weights.remote is not None
+        is_there = weights.sender is not None
         way = self._options.way(on_gpu=self._options.colocated and is_there)
         return "group" if way == "ipc" and not is_there else way
 

@@ -282,6 +282,7 @@ class Fleet:
         self._router: LaunchedRouter | None = None
         self._router_client: ServerClient | None = None
         self._watches: list[asyncio.Task[None]] = []
+        self._sending = asyncio.Lock()
 
     async def start(self) -> ServerFacts:
         """Launch or attach to the servers; returns once all are ready and checked.
@@ -478,8 +479,10 @@ class Fleet:
     async def _send(self, servers: Sequence[Server]) -> dict[Server, ServerFault]:
         """Send the current weights; returns faults of servers that did not get them."""
         assert self._weights is not None
-        update = WeightUpdate({server.client: server.ranks for server in servers}, self.options, self.way)
-        await update.send(self._weights, self._tag)
+        ranks, numbers = {server.client: server.ranks for server in servers}, map(self.servers.index, servers)
+        update = WeightUpdate(ranks, self.options, self.way, [*numbers])
+        async with self._sending:  # servers that come back at a time share one sender
+            await update.send(self._weights, self._tag)
         return {server: update.faults[server.client] for server in servers if server.client in update.faults}
 
     @staticmethod

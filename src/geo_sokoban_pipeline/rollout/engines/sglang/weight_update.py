@@ -2,7 +2,7 @@
 
 Through a folder that the servers read (`disk`), in requests (`tensors`), by a broadcast in a process group of this
 process and the servers (`group`), or as handles of GPU memory that the servers open (`ipc`). Weights are read once for
-all servers, in buckets. The next one is collected and encoded while one is sent (`buckets.py`), so the process that has
+all servers, in buckets. The next one is collected and encoded while one is sent (`sender.py`), so the process that has
 them needs the memory of two. A set of weights has a unique tag. The server repeats it with every response, so every
 token is attributed to the weights that sampled it.
 """
@@ -17,7 +17,6 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.weights import TensorSpec, WeightSource, plan_buckets
-from geo_sokoban_pipeline.rollout.engines.sglang.buckets import Buckets, pack_tensors
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     BadResponse,
     RequestRefused,
@@ -27,9 +26,10 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     UpdateInterrupted,
     WrongServer,
 )
+from geo_sokoban_pipeline.rollout.engines.sglang.sender import BucketSender, Handles, Sender, pack_tensors
 
 Plan = Sequence[Mapping[str, TensorSpec]]
-Advance = Callable[[Mapping[str, TensorSpec] | None], str | None]  # see `Buckets.advance`
+Advance = Callable[[Mapping[str, TensorSpec] | None], str | None]  # see `Sender`
 
 
 class _BrokenGroupError(Exception):
@@ -43,16 +43,23 @@ class WeightUpdate:
         ranks: processes of each server; each loads its part of every tensor.
         options: of the servers.
         way: see `ServerOptions.way`.
+        numbers: of the servers, in order, where they lie on GPUs of ranks.
 
     Attributes:
         faults: of servers that do not get the weights.
     """
 
-    def __init__(self, ranks: Mapping[ServerClient, int], options: ServerOptions, way: str) -> None:
+    def __init__(
+        self, ranks: Mapping[ServerClient, int], options: ServerOptions, way: str, numbers: Sequence[int] = ()
+    ) -> None:
         self.faults: dict[ServerClient, ServerFault] = {}
         self._ranks, self._options, self._way = dict(ranks), options, way
+        self._places = {
+            client.url: number * options.tensor_parallel for client, number in zip(ranks, numbers, strict=False)
+        }
         self._members: tuple[ServerClient, ...] = ()  # of the process group
         self._group_name = ""
+        self._work: asyncio.Future[Any] | None = None  # of a thread
 
     async def send(self, weights: WeightSource, tag: str) -> None:
         """Send new weights to the servers, which drop their caches.
@@ -78,74 +85,79 @@ class WeightUpdate:
         is_text = self._way == "tensors"
         # Of an encoded bucket only the text, a third longer, is kept; two are in memory beside the next bucket.
         plan = list(plan_buckets(weights.specs, max(1, self._options.bucket_bytes // (2 if is_text else 1))))
-        if is_text or weights.remote is None:
+        sender: Sender
+        if is_text or weights.sender is None:
             largest = max(sum(spec.bytes for spec in specs.values()) for specs in plan)
-            buckets = Buckets(weights.collect, largest, slots=1 if is_text else 2)
+            sender = BucketSender(weights.collect, largest, slots=1 if is_text else 2)
         else:
-            urls = [client.url for client in self._ranks] if self._way == "ipc" else []
-            buckets = await asyncio.to_thread(weights.remote, urls)
+            sender = await self._in_thread(weights.sender, self._places if self._way == "ipc" else {})
 
         def advance(specs: Mapping[str, TensorSpec] | None) -> str | None:
-            fault = buckets.advance(specs)
+            fault = sender.advance(specs)
             weights.state()
             return fault
 
         try:
-            await (self._broadcast if self._way == "group" else self._post)(buckets, advance, plan, tag)
+            await (self._broadcast if self._way == "group" else self._post)(sender, advance, plan, tag)
         finally:
-            await asyncio.to_thread(buckets.leave)
-            await self._dismiss()
+            if self._work is not None:  # after a cancellation
+                await asyncio.wait([self._work])
+            try:
+                await self._in_thread(sender.leave)
+            finally:
+                await self._dismiss()
 
-    async def _post(self, buckets: Buckets, advance: Advance, plan: Plan, tag: str) -> None:
-        """Send buckets in requests: as text, or as handles; the next one is collected and packed meanwhile.
+    async def _post(self, sender: Sender, advance: Advance, plan: Plan, tag: str) -> None:
+        """Send buckets in requests: as text, or as handles; the next one is collected and encoded meanwhile.
 
         A bucket with handles lives until all servers have answered.
         """
 
-        def pack(specs: Mapping[str, TensorSpec] | None) -> Mapping[str, Sequence[Sequence[bytes]]]:
-            """By the address of a server, what each of its processes gets."""
-            if specs is None:
-                return {}
-            advance(specs)
-            ranks = {client.url: count for client, count in self._ranks.items()}
-            if self._way == "ipc":
-                return buckets.pack_handles(specs, ranks)
-            text = pack_tensors(buckets.newest, specs)
-            return {url: [text] * count for url, count in ranks.items()}
+        is_text = self._way == "tensors"
 
-        payloads = await asyncio.to_thread(pack, plan[0])
-        for following in (*plan[1:], None):
+        def collect(specs: Mapping[str, TensorSpec] | None) -> Sequence[bytes]:
+            """The text of a bucket; none with handles, of which each process needs its own."""
+            if specs is None:
+                return ()
+            advance(specs)
+            return pack_tensors(sender.newest, specs) if isinstance(sender, BucketSender) and is_text else ()
+
+        text = await self._in_thread(collect, plan[0])
+        for specs, following in zip(plan, (*plan[1:], None), strict=True):
             if not self._ranks:
                 return
+            counts = {client.url: count for client, count in self._ranks.items()}
             fields = _fields(tag, is_last=following is None)
-            if self._way == "ipc":
+            if is_text:
+                payloads = {url: [text] * count for url, count in counts.items()}
+            else:
+                payloads = await self._in_thread(sender.pack_handles, specs, counts)
                 fields["load_format"] = "flattened_bucket"
             post = self._each(partial(_post_packed, payloads, fields))
-            payloads = await _both(post, asyncio.to_thread(pack, following))
+            text = await _both(post, self._in_thread(collect, following))
 
-    async def _broadcast(self, buckets: Buckets, advance: Advance, plan: Plan, tag: str) -> None:
+    async def _broadcast(self, sender: Sender, advance: Advance, plan: Plan, tag: str) -> None:
         """Send buckets in a process group with the servers, which lives for this update."""
-        await asyncio.to_thread(advance, plan[0])
+        await self._in_thread(advance, plan[0])
         if not self._ranks:
             return
-        members = tuple(self._ranks)
-        options = self._options
+        options, members = self._options, tuple(self._ranks)
         device = "cpu" if options.colocated else options.device  # nccl takes one process a GPU
         given = [client.url for client in members], [*self._ranks.values()], device
-        invited = await asyncio.to_thread(buckets.invite, *given, options.faults.control_timeout)
+        invited = await self._in_thread(sender.invite, *given, options.faults.control_timeout)
         self._members, self._group_name = members, invited[0]["group_name"]
-        await self._together(buckets, "/init_weights_update_group", invited, buckets.join)
+        await self._together(sender, "/init_weights_update_group", invited, sender.join)
         for specs, following in zip(plan, (*plan[1:], None), strict=True):
             if not self._ranks:
                 return
             body = {**_fields(tag, is_last=following is None), **describe_bucket(specs), "group_name": self._group_name}
             own = partial(advance, following)
-            await self._together(buckets, "/update_weights_from_distributed", [body] * len(members), own)
+            await self._together(sender, "/update_weights_from_distributed", [body] * len(members), own)
 
     async def _together(
-        self, buckets: Buckets, path: str, bodies: Sequence[dict[str, Any]], own: Callable[[], str | None]
+        self, sender: Sender, path: str, bodies: Sequence[dict[str, Any]], own: Callable[[], str | None]
     ) -> None:
-        """Command all members of the group, while its other end does its own part in a thread.
+        """Command all members of the group, while the sender does its part.
 
         Where one is lost, all others have to be sent everything again.
 
@@ -155,7 +167,7 @@ class WeightUpdate:
         members = self._members
 
         async def take_part() -> None:
-            if (fault := await asyncio.to_thread(own)) is not None:
+            if (fault := await self._in_thread(own)) is not None:
                 raise _BrokenGroupError(fault)
 
         pairs = zip(members, bodies, strict=True)
@@ -165,19 +177,20 @@ class WeightUpdate:
             await asyncio.wait({*commands, part}, return_when=asyncio.FIRST_EXCEPTION)
             ending = None
             if not part.done() and any(command.done() and command.exception() for command in commands):
-                buckets.close_store()  # where it waits for others to join
+                sender.give_up()  # where it waits for others to join
                 ending = asyncio.ensure_future(self._dismiss())  # where it waits for them to take what it sends
             (error,) = await asyncio.gather(part, return_exceptions=True)
             if error is not None:
-                await asyncio.to_thread(buckets.leave)  # no member waits for it any longer
+                await self._in_thread(sender.leave)  # no member waits for it any longer
+            if error is not None and not isinstance(error, _BrokenGroupError):
+                self._members = ()  # nothing is heard of a sender that is gone, and they may wait for it
+                raise error
             answers = await asyncio.gather(*commands, return_exceptions=True)
             if ending is not None:
                 await ending
         finally:
             for command in commands:
                 command.cancel()
-        if error is not None and not isinstance(error, _BrokenGroupError):
-            raise error
         lost = [answer for answer in answers if isinstance(answer, ServerLost | BadResponse)]
         for number, answer in enumerate(answers):
             url = members[number].url
@@ -193,6 +206,11 @@ class WeightUpdate:
         body = {"group_name": self._group_name}
         ends = [client.command("/destroy_weights_update_group", body) for client in members]
         await asyncio.gather(*ends, return_exceptions=True)  # a fault shows in the next command
+
+    async def _in_thread(self, work: Callable[..., Any], *given: Any) -> Any:
+        """What a function returns in a thread, which goes on when this is cancelled."""
+        self._work = asyncio.ensure_future(asyncio.to_thread(work, *given))
+        return await asyncio.shield(self._work)
 
     async def _each(self, work: Callable[[ServerClient], Coroutine[Any, Any, Any]]) -> None:
         """Do something with every server that has no fault, all at the same time."""
@@ -233,9 +251,7 @@ def describe_bucket(specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     }
 
 
-async def _post_packed(
-    payloads: Mapping[str, Sequence[Sequence[bytes]]], fields: dict[str, Any], client: ServerClient
-) -> None:
+async def _post_packed(payloads: Handles, fields: dict[str, Any], client: ServerClient) -> None:
     """Send a server its payloads, each in pieces of text, one for each of its processes."""
     beginning = json.dumps(fields).removesuffix("}") + ', "serialized_named_tensors": ['
     words: list[bytes] = []

@@ -1,7 +1,8 @@
-"""A bucket of weights in the process that has collected it: packed, broadcast, or shared as a handle.
+"""Sends buckets of weights to servers from the process that has the weights.
 
-That is the driver, or in a Ray cluster rank 0, from which weights go straight to the servers. `weight_update.py` has
-what the driver asks of the servers meanwhile. Two buckets are in memory: one is sent while the next is collected.
+That is the driver, or ranks: rank 0, which broadcasts, or with `ipc` in a Ray cluster the first rank of each server,
+whose GPU the server sees. `weight_update.py` has what the driver asks of the servers meanwhile. Two buckets are in
+memory, one is sent while the next is collected; a collective takes up to two more.
 
 The body of SGLang's `update_weights_from_tensor` is a pickle, which is written here and never read. With `tensors` it
 contains them by value, so a server may run on another machine. With `ipc` it contains one handle of a bucket, which
@@ -17,12 +18,11 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import torch
@@ -32,18 +32,67 @@ from torch.distributed import distributed_c10d
 from torch.multiprocessing import reductions
 
 from geo_sokoban_pipeline.policies.weights import CAN_SHARE, SharedBytes, TensorSpec, cut
-from geo_sokoban_pipeline.processes import gloo_on
+from geo_sokoban_pipeline.processes import gloo_on, interface_of, with_variable
+from geo_sokoban_pipeline.progress import waiting
 
 _JOIN_TIME = timedelta(seconds=60)
 
 
-class Buckets:
-    """The buckets of one update after another, each collected while the one before is sent.
+Handles = Mapping[
+    str, Sequence[Sequence[bytes]]
+]  # by the address of a server, a text in pieces for each of its processes
 
-    The methods block. All but `close_store` are called one after the other.
+
+class Sender(Protocol):
+    """The buckets of an update, each collected while the one before is sent.
+
+    The methods block. All but `give_up` are called one after the other.
+    """
+
+    def advance(self, specs: Mapping[str, TensorSpec] | None) -> str | None:
+        """Collect the next bucket, while the last one is broadcast, where there is a process group.
+
+        Args:
+            specs: of the next bucket; None: the last one was the last.
+
+        Returns:
+            What failed of the broadcast.
+        """
+
+    def pack_handles(self, specs: Mapping[str, TensorSpec], counts: Mapping[str, int]) -> Handles:
+        """Texts by which servers open the last bucket, which is on a GPU then.
+
+        Args:
+            counts: processes of each server by its address.
+        """
+
+    def invite(self, urls: Sequence[str], ranks: Sequence[int], device: str, seconds: float) -> list[dict[str, Any]]:
+        """Open a process group with servers, after the first bucket, with `join` to follow.
+
+        Args:
+            ranks: processes of each server.
+            device: on which the servers compute; `cpu` also for those on the sender's own GPU.
+            seconds: that a broadcast may take.
+
+        Returns:
+            For each server the body of the command by which it joins.
+        """
+
+    def join(self) -> str | None:
+        """Join the process group; returns what failed."""
+
+    def give_up(self) -> None:
+        """End a wait for servers, in `join` and, by nccl, in a broadcast; any thread may call this."""
+
+    def leave(self) -> None:
+        """Leave the process group, and drop the buckets."""
+
+
+class BucketSender:
+    """`Sender` of this process.
 
     Args:
-        collect: see `WeightSource`; None where another process has the bucket.
+        collect: see `WeightSource`; None where other processes have the bucket.
         largest: bytes of the largest bucket, for memory of the CPU that is used again; None: each has its own.
         slots: buckets in memory; 1: each is copied before the next one is collected.
     """
@@ -56,25 +105,18 @@ class Buckets:
     ) -> None:
         self._collect, self._largest, self._slots = collect, largest, slots
         self._memory: list[SharedBytes] = []
-        self._held: list[Tensor] = []  # the one that is sent, and the newest
+        self._held: list[Tensor] = []  # the bucket that is sent, and the newest
         self._number = 0
         self._group: UpdateGroup | None = None
 
     def advance(self, specs: Mapping[str, TensorSpec] | None) -> str | None:
-        """Collect the next bucket, while the last one is broadcast, where there is a group.
-
-        Args:
-            specs: of the next bucket; None: the last one was the last.
-
-        Returns:
-            What failed of the broadcast.
-        """
         with ThreadPoolExecutor(1) as aside:
             sent = None if self._group is None else aside.submit(self._group.broadcast, self._held[-1])
             del self._held[: len(self._held) - self._slots + 1]
             if specs is not None:
                 self._take(specs)
-        fault = None if sent is None else sent.exception()
+            with waiting():  # servers have a limit of their own
+                fault = None if sent is None else sent.exception()
         return None if fault is None else str(fault)
 
     @property
@@ -82,57 +124,37 @@ class Buckets:
         """The bucket that was collected last."""
         return self._held[-1]
 
-    def pack_handles(
-        self, specs: Mapping[str, TensorSpec], ranks: Mapping[str, int]
-    ) -> dict[str, list[Sequence[bytes]]]:
-        """Texts by which servers of this machine open the newest bucket, which moves to a GPU: one for each process.
-
-        Args:
-            ranks: processes of each server by its address.
-        """
-        if ranks:
+    def pack_handles(self, specs: Mapping[str, TensorSpec], counts: Mapping[str, int]) -> Handles:
+        if counts:
             self._held[-1] = put_on_gpu(self._held[-1])
-        return {url: [pack_handle(self._held[-1], specs) for _ in range(count)] for url, count in ranks.items()}
+        return {url: [pack_handle(self._held[-1], specs) for _ in range(count)] for url, count in counts.items()}
 
     def invite(self, urls: Sequence[str], ranks: Sequence[int], device: str, seconds: float) -> list[dict[str, Any]]:
-        """Open a process group for this process and servers, with `join` to follow.
-
-        Args:
-            device: on which the servers compute, if it is another one than that of the bucket.
-            seconds: that a broadcast may take.
-
-        Returns:
-            For each server the body of the command by which it joins.
-        """
-        self._group = UpdateGroup(
-            urls, ranks, "nccl" if device == self.newest.device.type == "cuda" else "gloo", seconds
-        )
+        backend = "nccl" if device == self.newest.device.type == "cuda" else "gloo"
+        self._group = UpdateGroup(urls, ranks, backend, seconds)
         return self._group.invitations
 
     def join(self) -> str | None:
-        """Join the process group; returns what failed."""
         assert self._group is not None
         try:
-            self._group.join()
+            with waiting():
+                self._group.join()
         except RuntimeError as error:
             return str(error)
         return None
 
-    def close_store(self) -> None:
-        """See `UpdateGroup`."""
+    def give_up(self) -> None:
         if self._group is not None:
-            self._group.close_store()
+            self._group.give_up()
 
     def leave(self) -> None:
-        """Leave the process group, and drop the buckets."""
         group, self._group = self._group, None
         if group is not None:
             group.leave()
-        on_gpu = any(bucket.is_cuda for bucket in self._held)
         self._held, self._number = [], 0
-        if on_gpu:
+        if torch.cuda.is_initialized():  # servers have the rest of this GPU
             torch.cuda.ipc_collect()
-            torch.cuda.empty_cache()  # servers have the rest of this GPU
+            torch.cuda.empty_cache()
 
     def _take(self, specs: Mapping[str, TensorSpec]) -> None:
         memory = self._memory[self._number % self._slots] if self._memory else None
@@ -267,7 +289,7 @@ class UpdateGroup:
         self._store: dist.Store | None = dist.TCPStore(
             self._host, self._port, self._size, True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        # Another end of the store than the one that serves it, which `close_store` closes.
+        # Another end of the store than the one that serves it, which `give_up` closes.
         self._end = dist.TCPStore(self._host, self._port, self._size, False, timeout=_JOIN_TIME, wait_for_workers=False)
         self._group: dist.ProcessGroup | None = None
 
@@ -285,7 +307,9 @@ class UpdateGroup:
 
     def join(self) -> None:
         """Join; returns when all ranks have joined, and raises when the store is closed before that."""
-        with gloo_on() if self._host in ("127.0.0.1", "::1") else nullcontext():
+        # The watchdog of nccl would end this process with a lost server.
+        watchdog = with_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        with gloo_on(None if self._host in ("127.0.0.1", "::1") else interface_of(self._host)), watchdog:
             made, _ = distributed_c10d._new_process_group_helper(
                 self._size,
                 0,
@@ -306,15 +330,17 @@ class UpdateGroup:
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
 
-    def close_store(self) -> None:
-        """End the store by which ranks find each other; those that wait for others to join fail."""
+    def give_up(self) -> None:
+        """End the store by which ranks find each other, and a broadcast by nccl here; those that wait fail."""
         self._store = None
+        if self._group is not None and self._backend == "nccl":
+            distributed_c10d._abort_process_group(self._group)
 
     def leave(self) -> None:
         """Close the connections; waiting calls of other ranks fail."""
-        self.close_store()
-        made, self._group = self._group, None
-        if made is not None:
+        self._store, made = None, self._group
+        self._group = None
+        if made in distributed_c10d._world.pg_map:  # it has not been aborted
             dist.destroy_process_group(made)
 
 
