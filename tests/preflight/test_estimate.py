@@ -159,7 +159,9 @@ SERVERS = {"rollout__server__count": 8, "rollout__server__colocated": True, "rol
         ({"rollout__engine": "transformers"}, ("rollout: decode",), 135, 135, 2.2),
         (SERVERS, ("scoring: old log-probs", "training step"), 80, 100, 1.3),
         ({**SERVERS, "rollout__server__update": "tensors"}, ("weights to the engines",), 200, 350, 1),
-        (SERVERS, ("weights to the engines",), 3, 10, 1),  # by handles of the GPU's memory
+        # By handles of the GPU's memory, in buckets of 1 GiB; in Ray as on one machine. Peers' were taken.
+        (SERVERS, ("weights to the engines",), 3, 10, 2),
+        ({**SERVERS, "placement": "ray"}, ("weights to the engines",), 3, 10, 2),
         # Pinned; one GPU was since measured at 50 GB/s.
         (SERVERS, ("state off and onto the GPU",), 2, 5, 4),
         (SERVERS, ("checkpoint",), 1, 2, 1),  # every 20; by all ranks in place, as peers write it, in 20 to 40 s

@@ -94,6 +94,7 @@ _NETWORK = 50e9  # bytes a second and GPU between nodes, in one direction: assum
 _ENCODED, _SENT, _LOADED = 2.2, 1.33, 6.5
 _BY_DISK, _BY_GLOO = 4.0, 2.5
 _GROUP_START = 2.0  # seconds until a group of nccl stands: assumed
+_BUCKET = 0.1  # seconds in which servers take a bucket that is on a GPU, beside its copies: assumed
 # Bytes a second of a checkpoint: of a process, which takes digests (0.93 GB a CPU-second, beside 2.2 written, measured
 # on a CPU); of the disk for all of them: assumed.
 _WRITTEN, _DISK = 0.65e9, 3e9
@@ -490,7 +491,8 @@ class Estimate:
         takes_turns, gpu = options.rollout.takes_turns, self.gpu
         # Servers in turns share a GPU with the sender, and a trainer ahead sends weights from the memory of the CPU.
         by_gloo = takes_turns or options.loop.max_staleness
-        by_group = sent / 1e9 * _BY_GLOO if by_gloo else _GROUP_START + sent / self._link(self.gpus)
+        taken = sent / options.rollout.server.bucket_bytes * _BUCKET
+        by_group = sent / 1e9 * _BY_GLOO if by_gloo else _GROUP_START + sent / self._link(self.gpus) + taken
         held = self.model.value_bytes * self.model.parameters / self._shards / tensor_ranks(options)
         collected = held / _PINNED * (takes_turns or options.optimizer.offload) + sent / (
             gpu.link if self._shards > 1 else gpu.bandwidth
@@ -499,7 +501,7 @@ class Estimate:
             "tensors": sent / 1e9 * (_ENCODED + _SENT * engines * each + _LOADED),
             "disk": sent / 1e9 * _BY_DISK,
             "group": by_group,
-            "ipc": collected + sent / gpu.link,
+            "ipc": collected + sent / gpu.link + taken,
         }
         server = options.rollout.server
         return ways[server.way(on_gpu=server.colocated if options.places_servers else options.policy.device != "cpu")]
