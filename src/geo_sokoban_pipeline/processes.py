@@ -44,15 +44,16 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 @contextlib.contextmanager
 def with_variable(name: str, value: str) -> Iterator[None]:
-    """Have an environment variable for the `with` block, unless there is one of that name."""
-    if name in os.environ:
-        yield
-        return
+    """Have an environment variable for the `with` block, in place of one of that name."""
+    before = os.environ.get(name)
     os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[name]
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def gloo_on(interface: str | None = None) -> contextlib.AbstractContextManager[None]:
@@ -61,6 +62,8 @@ def gloo_on(interface: str | None = None) -> contextlib.AbstractContextManager[N
     Args:
         interface: its name; None: loopback.
     """
+    if _GLOO_INTERFACE in os.environ:
+        return contextlib.nullcontext()
     return with_variable(_GLOO_INTERFACE, interface or ("lo" if sys.platform == "linux" else "lo0"))
 
 

@@ -253,6 +253,7 @@ def test_servers_that_come_back_at_a_time_get_the_same_weights(
         for server in servers:
             opened.callback(server.close)
             server.order("/begin_weight_update", "drop")
+        servers[0].order("/update_weights_from_tensor", "wait 0.5")
         backend = build_backend(policy, OptimizerOptions(), SAMPLING.temperature, workers)
         urls = tuple(server.url for server in servers)
         engine = opened.enter_context(attached(policy, *urls, update="group", bucket_bytes=100_000))

@@ -196,7 +196,7 @@ class Group:
         """
         empty = torch.empty(_ALIGNMENT, dtype=torch.uint8, device=device)
         sent, given = [empty[:0]], [0] * self.size
-        for owner, parts in wanted.items():
+        for owner, parts in sorted(wanted.items()):
             held = [part.own.flatten().view(torch.uint8) for part, _ in parts if self.rank in part.ranks]
             if held and owner != self.rank:  # its own are there
                 length = sum(map(len, held))

@@ -261,7 +261,8 @@ def plan_rank(
     if on_gpu and options.rollout.engine == "sglang":
         # Of a rank that sends: one on its way and the next; what a collective sends to others, and receives.
         size = server_value_bytes(options)
-        largest = max(options.rollout.server.bucket_bytes, size * text.vocab_size * text.hidden_size)
+        experts = 2 * getattr(text, "num_experts", 0) * getattr(text, "moe_intermediate_size", 0)
+        largest = max(options.rollout.server.bucket_bytes, size * text.hidden_size * max(text.vocab_size, experts))
         phases["weights on their way"] = {"buckets": (4 if is_shared else 2) * min(largest, size * model.parameters)}
     if options.processes > 1 and not is_shared:
         phases["sum over the ranks"] = {"gradients of all ranks": value * model.trained}

@@ -31,7 +31,7 @@ from geo_sokoban_pipeline.policies.weights import (
     published_specs,
     write_checkpoint,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.sender import Handles
+from geo_sokoban_pipeline.rollout.engines.sglang.sender import Handles, Sender
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.base import Batch, TrainBackend
@@ -187,7 +187,8 @@ class RankedBackend:
         if self._workers.drives_a_rank and not self._is_sharded:
             return self.own.weight_source()
         # Ranks on CPUs of this machine write into memory of the driver.
-        sender = None if self._shares_memory else partial(RankSender, self._workers)
+        by_ranks: Callable[[Mapping[str, int]], Sender] = partial(RankSender, self._workers)
+        sender = None if self._shares_memory else by_ranks
         return WeightSource(self._specs, self._collect, lambda: self._changes, sender=sender)
 
     def offload(self) -> None:

@@ -132,7 +132,10 @@ class RankState:
     def weight_source(self) -> WeightSource:
         """See `TrainBackend`; where several ranks share the weights, see `collect`."""
         if self._is_sharded:
-            return WeightSource(self._specs(), self.collect, lambda: self._changes)
+            # Alone it has them in memory of the CPU with `optimizer.offload`, and servers take them from the GPU.
+            is_alone = self._group is not None and self._group.size == 1
+            collect = partial(self.collect, device=self.device) if is_alone else self.collect
+            return WeightSource(self._specs(), collect, lambda: self._changes)
         # Not the model's own state: a step of fused AdamW leaves the versions of torch's tensors as they are.
         return replace(WeightSource.of_model(self.policy.model, self.device), state=lambda: self._changes)
 
@@ -152,12 +155,15 @@ class RankState:
                 which is the CPU while the state is there.
         """
         assert self._group is not None
-        rank, is_written = self._group.rank, memory is not None or self._group.size == 1
+        rank, size = self._group.rank, self._group.size
+        is_written = memory is not None or size == 1 or not self._is_sharded
         device = own_part(next(iter(self._parameters.values()))).device if device is None else device
         matrices, found = self._whole_matrices(list(specs)), None
         wanted: dict[int, list[tuple[Part, Tensor]]] = {}
         parts: dict[str, list[Part]] = {name: [] for name in specs}
         for owner in owners:
+            if is_written and memory is None and rank != owner:
+                continue
             flat = empty_bucket(specs, memory, device if is_written or rank == owner else "meta")
             pairs = wanted[owner] = []
             for name, whole in cut(flat, specs):

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import pickle
 import subprocess
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
 )
 from geo_sokoban_pipeline.rollout.engines.sglang.sender import UpdateGroup, own_address, pack_handle, pack_tensors
 from geo_sokoban_pipeline.rollout.engines.sglang.weight_update import WeightUpdate, describe_bucket
+from geo_sokoban_pipeline.training.backend import RankSender
 from geo_sokoban_pipeline.training.backends import torch as backends
 from given_weights import named_tensors, source_of
 from proxies import WithoutModel
@@ -268,6 +270,40 @@ def test_what_8b_writes_and_calls_on_eight_ranks_for_eight_servers(monkeypatch, 
     assert written <= {"group": 1.001 * whole * len(clients), "ipc": 2e6}[way]
     expected = {"all_to_all_single": 18, **({"to servers": 18} if way == "group" else {})}
     assert dict(collections.Counter(called)) == expected
+
+
+class RanksElsewhere:
+    """In place of ranks with GPUs in a Ray cluster, of which there are none here: it notes what it is asked."""
+
+    size, drives_a_rank = 4, False
+
+    def __init__(self):
+        self.asked = []
+
+    def call_all(self, method, *given):
+        return self.call_each(method, [given] * self.size)
+
+    def call_each(self, method, given):
+        if method != "sender.pack_handles":
+            self.asked.append((method, given[0]))
+            return [None] * self.size
+        self.asked.append((method, [counts for _, counts in given]))
+        return [{url: [[b""]] * count for url, count in counts.items()} for _, counts in given]
+
+
+@pytest.mark.parametrize("numbers", [[0, 1], [1]])
+def test_a_server_opens_memory_of_its_own_first_rank(numbers):
+    """Of two GPUs each; a server that comes back alone keeps its number."""
+    clients = {number: Counter(f"http://10.0.0.{number}:1") for number in numbers}
+    ranks = RanksElsewhere()
+    source = dataclasses.replace(source_of(named_tensors([2, 3])), sender=partial(RankSender, ranks))
+    update = WeightUpdate(dict.fromkeys(clients.values(), 2), ServerOptions(tensor_parallel=2), "ipc", numbers)
+    asyncio.run(update.send(source, "1-tag"))
+    assert not update.faults
+    assert [method for method, _ in ranks.asked].count("sender.leave") == 1
+    assert ("open_sender", ([2 * number for number in numbers],)) in ranks.asked
+    given = [{clients[rank // 2].url: 2} if rank in (0, 2) and rank // 2 in clients else {} for rank in range(4)]
+    assert ("sender.pack_handles", given) in ranks.asked
 
 
 def test_a_refusal_ends_the_update(monkeypatch):

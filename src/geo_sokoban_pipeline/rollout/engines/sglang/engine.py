@@ -214,14 +214,14 @@ class SglangEngine:
         self._versions[self.tag] = version
         before, self._folder = self._folder, None
         given = weights.cast(dict.fromkeys(weights.specs, self._dtype))
-        self._fleet.way = self._way(weights)
-        if self._fleet.way == "disk":
+        way = self._way(weights)
+        if way == "disk":
             self._folder = self._scratch.path / self.tag
             given.write(self._folder, self._options.bucket_bytes)
             given = WeightSource.of_folder(self._folder)
         else:
             given = replace(given, state=partial(_see_unchanged, weights, version, state))
-        self._loop.run(self._fleet.update_weights(given, self.tag, pause=bool(self._open)))
+        self._loop.run(self._fleet.update_weights(given, self.tag, way, pause=bool(self._open)))
         self.version = self._dispatcher.version = version
         self._sent = state, version
         if before is not None:

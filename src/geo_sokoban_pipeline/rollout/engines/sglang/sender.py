@@ -139,7 +139,7 @@ class BucketSender:
         try:
             with waiting():
                 self._group.join()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             return str(error)
         return None
 

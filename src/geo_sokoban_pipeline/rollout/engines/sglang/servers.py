@@ -266,18 +266,17 @@ class Fleet:
         launcher: of servers that are launched.
 
     Attributes:
-        way: of the weights, see `ServerOptions.way`; set before an update.
         restarts: how often a server was lost and brought back.
     """
 
     def __init__(self, options: ServerOptions, policy: Policy, launcher: Launcher = HERE) -> None:
-        self.options, self.way = options, ""
+        self.options = options
         self.restarts = 0
         self._launcher = launcher
         self.servers: list[Server] = []
         self._policy = policy
         self._weights: WeightSource | None = None
-        self._tag = ""
+        self._tag = self._way = ""
         self._kind = kind_of(options, policy)
         self._router: LaunchedRouter | None = None
         self._router_client: ServerClient | None = None
@@ -315,15 +314,16 @@ class Fleet:
         self._watches = [asyncio.create_task(server.watch()) for server in self.servers]
         return combine_facts(facts)
 
-    async def update_weights(self, weights: WeightSource, tag: str, *, pause: bool) -> None:
+    async def update_weights(self, weights: WeightSource, tag: str, way: str, *, pause: bool) -> None:
         """Send new weights to all servers.
 
         Args:
             weights: in the servers' types; a server that is restarted gets them again.
             tag: their name at the servers.
+            way: see `ServerOptions.way`.
             pause: pause the requests in flight meanwhile; they continue with the new weights.
         """
-        self._weights, self._tag = weights, tag
+        self._weights, self._tag, self._way = weights, tag, way
         for server in self.servers:
             server.restarts = 0
         async with AsyncExitStack() as locks:  # excludes restarts, and requests to servers without these weights
@@ -480,7 +480,7 @@ class Fleet:
         """Send the current weights; returns faults of servers that did not get them."""
         assert self._weights is not None
         ranks, numbers = {server.client: server.ranks for server in servers}, map(self.servers.index, servers)
-        update = WeightUpdate(ranks, self.options, self.way, [*numbers])
+        update = WeightUpdate(ranks, self.options, self._way, [*numbers])
         async with self._sending:  # servers that come back at a time share one sender
             await update.send(self._weights, self._tag)
         return {server: update.faults[server.client] for server in servers if server.client in update.faults}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -94,18 +94,18 @@ class WeightUpdate:
 
         def advance(specs: Mapping[str, TensorSpec] | None) -> str | None:
             fault = sender.advance(specs)
-            weights.state()
+            if specs is not None:
+                weights.state()
             return fault
 
         try:
             await (self._broadcast if self._way == "group" else self._post)(sender, advance, plan, tag)
         finally:
-            if self._work is not None:  # after a cancellation
+            if self._work is not None and not self._work.done():  # this was cancelled, and the thread goes on
+                await self._give_up(sender)
                 await asyncio.wait([self._work])
-            try:
-                await self._in_thread(sender.leave)
-            finally:
-                await self._dismiss()
+            # At the same time: members of a group of nccl wait for each other to leave.
+            await asyncio.gather(self._in_thread(sender.leave), self._dismiss())
 
     async def _post(self, sender: Sender, advance: Advance, plan: Plan, tag: str) -> None:
         """Send buckets in requests: as text, or as handles; the next one is collected and encoded meanwhile.
@@ -172,25 +172,22 @@ class WeightUpdate:
 
         pairs = zip(members, bodies, strict=True)
         commands = [asyncio.ensure_future(client.command(path, body)) for client, body in pairs]
-        part = asyncio.ensure_future(take_part())
+        part, ending = asyncio.ensure_future(take_part()), set[asyncio.Future[None]]()
         try:
             await asyncio.wait({*commands, part}, return_when=asyncio.FIRST_EXCEPTION)
-            ending = None
-            if not part.done() and any(command.done() and command.exception() for command in commands):
-                sender.give_up()  # where it waits for others to join
-                ending = asyncio.ensure_future(self._dismiss())  # where it waits for them to take what it sends
+            if any(command.done() and command.exception() for command in commands):
+                ending.add(asyncio.ensure_future(self._give_up(sender)))
             (error,) = await asyncio.gather(part, return_exceptions=True)
+            if error is not None and not isinstance(error, _BrokenGroupError):
+                self._members = ()  # they may wait for a sender that is gone
+                raise error
             if error is not None:
                 await self._in_thread(sender.leave)  # no member waits for it any longer
-            if error is not None and not isinstance(error, _BrokenGroupError):
-                self._members = ()  # nothing is heard of a sender that is gone, and they may wait for it
-                raise error
             answers = await asyncio.gather(*commands, return_exceptions=True)
-            if ending is not None:
-                await ending
         finally:
             for command in commands:
                 command.cancel()
+            await asyncio.gather(*ending)
         lost = [answer for answer in answers if isinstance(answer, ServerLost | BadResponse)]
         for number, answer in enumerate(answers):
             url = members[number].url
@@ -199,6 +196,10 @@ class WeightUpdate:
             elif error is not None and not isinstance(answer, BaseException):
                 answers[number] = BadResponse(f"{url}: a process group of weights failed: {error}")
         self._note(zip(members, answers, strict=True))
+
+    async def _give_up(self, sender: Sender) -> None:
+        """End the wait of a sender: for others to join, and for members to take what it sends."""
+        await asyncio.gather(asyncio.to_thread(sender.give_up), self._dismiss())
 
     async def _dismiss(self) -> None:
         """Have all members leave the group; a member closes its connections, and the others stop waiting for it."""
@@ -227,13 +228,17 @@ class WeightUpdate:
                 raise answer
 
 
-async def _both(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
-    """The result of the second, once both have ended."""
-    results = await asyncio.gather(first, second, return_exceptions=True)
+async def _both(post: Coroutine[Any, Any, None], collect: Coroutine[Any, Any, Any]) -> Any:
+    """What is collected, once both have ended; a failure of that ends the other."""
+    posted, collected = asyncio.ensure_future(post), asyncio.ensure_future(collect)
+    await asyncio.wait({posted, collected}, return_when=asyncio.FIRST_EXCEPTION)
+    if collected.done() and collected.exception() is not None:
+        posted.cancel()
+    results = await asyncio.gather(collected, posted, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
-    return results[1]
+    return results[0]
 
 
 def _fields(tag: str, *, is_last: bool) -> dict[str, Any]:
