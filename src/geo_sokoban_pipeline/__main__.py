@@ -187,7 +187,7 @@ def remove(root: Path, names: tuple[str, ...], everything: bool, yes: bool) -> N
     Files below the data root that no pipeline has written stay.
     """
     from geo_sokoban_pipeline.formats import size
-    from geo_sokoban_pipeline.runs.folders import find_all_runs
+    from geo_sokoban_pipeline.runs.folders import OWN_ENTRIES, find_all_runs
     from geo_sokoban_pipeline.runs.storage import held_bytes
 
     if bool(names) == everything:
@@ -200,7 +200,7 @@ def remove(root: Path, names: tuple[str, ...], everything: bool, yes: bool) -> N
     with ExitStack() as locks:
         for folders in chosen:
             locks.enter_context(_locked(folders))
-        entries = [entry for pattern in _OWN for entry in sorted(root.glob(pattern))] if everything else []
+        entries = [entry for pattern in OWN_ENTRIES for entry in sorted(root.glob(pattern))] if everything else []
         doomed = [entry for entry in entries if not entry.is_dir() or any(_doomed_files(entry))]
         if not chosen and not doomed:
             click.echo(f"Nothing is stored in {root}.")
@@ -258,13 +258,6 @@ def _locked(folders: RunFolders) -> Iterator[None]:
             yield
     except (RunLockedError, CorruptFolderError, OSError) as error:
         raise click.ClickException(str(error)) from error
-
-
-# Entries of a data root that the pipelines write; anything else there belongs to the user.
-_OWN = (
-    *("01_raw", "02_intermediate", "03_primary", "04_feature", "05_model_input"),
-    *("06_models", "07_model_output", "08_reporting", "studies", "servers", "wandb", "mlartifacts", "mlflow.db*"),
-)
 
 
 def _doomed_files(folder: Path) -> list[Path]:

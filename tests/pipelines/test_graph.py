@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from inspect import isgeneratorfunction
+from pathlib import Path
 
 import pytest
 from kedro.framework.project import configure_project
@@ -15,10 +16,13 @@ from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import RolloutPipelineOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.config.study import CheckPipelineOptions, ControlOptions
+from geo_sokoban_pipeline.envs.inspection import TABLES
 from geo_sokoban_pipeline.parameters import section_model
 from geo_sokoban_pipeline.pipeline_registry import register_pipelines
-from geo_sokoban_pipeline.runs.folders import SourceError
+from geo_sokoban_pipeline.runs.folders import DATA_NOTE, POLICIES, RunFolders, SourceError, prompts_folder
+from geo_sokoban_pipeline.runs.provenance import COMMANDS_FILE
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.trajectories.index import SPLITS
 from runs import ROOT, assert_same_run, read_run
 
 pytestmark = pytest.mark.xdist_group("stored")
@@ -55,6 +59,20 @@ def test_every_dataset_and_parameter_has_its_entry(catalog):
     assert {name for name in used if name not in catalog} == set(IN_MEMORY)
     # Each node names the sections that it needs, so that Kedro checks them and kedro-viz draws them.
     assert "parameters" not in used
+
+
+def test_code_without_a_catalog_looks_in_the_same_places(catalog):
+    root, run = catalog.load("runs").root, "train_sokoban"
+    folders, data = RunFolders.of(root, run, "default"), prompts_folder(root, "sokoban", "<data_id>")
+    stored = [folders.models / name for name in (*POLICIES, "checkpoints", "budget.json")]
+    stored += [folders.outputs / name for name in (*SPLITS, "metrics", "turn_values", COMMANDS_FILE)]
+    stored += [folders.evaluation, folders.report, folders.reports / "audit.json"]
+    places = {f"{run}.{path.stem}": path for path in stored}
+    places |= {f"sokoban.{name}": data / f"{name}.parquet" for name in TABLES.values()}
+    places["sokoban.identity"] = data / DATA_NOTE
+    entries = {name: catalog.config_resolver.resolve_pattern(name) for name in places}
+    found = {name: one.get("dataset", one) for name, one in entries.items()}  # an entry may wrap another
+    assert {name: Path(one.get("path") or one["filepath"]) for name, one in found.items()} == places
 
 
 @pytest.mark.parametrize("task", TASKS)

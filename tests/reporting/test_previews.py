@@ -96,7 +96,9 @@ def test_the_entries_call_them(tmp_path) -> None:
     prompts = PromptsDataset(path=str(tmp_path / "p.parquet"), previewer=f"{FOLDER}.preview_prompts")
     prompts.save(pd.DataFrame({"id": ["a", "b", "c"], "prompt": ["one", "two", "three"], "images": [[], [], []]}))
     assert "b two" in prompts.preview(2) and "three" not in prompts.preview(2)
-    report = ReportDataset(str(tmp_path / "report.html"), f"{FOLDER}.preview_result")
+    report = ReportDataset(
+        str(tmp_path / "report.html"), str(tmp_path / "eval_summary.json"), f"{FOLDER}.preview_result"
+    )
     assert (report.exists(), report.preview()) == (False, "")
     report.save("<p>√</p>")
     assert (report.load(), report.preview()) == ("<p>√</p>", "")
@@ -107,7 +109,9 @@ def test_the_entries_call_them(tmp_path) -> None:
 def test_a_report_that_cannot_be_stored_leaves_the_one_before(tmp_path, monkeypatch) -> None:
     from kedro.io import DatasetError
 
-    report = ReportDataset(str(tmp_path / "report.html"), f"{FOLDER}.preview_result")
+    report = ReportDataset(
+        str(tmp_path / "report.html"), str(tmp_path / "eval_summary.json"), f"{FOLDER}.preview_result"
+    )
     report.save("first")
 
     def fail(*_: object, **__: object) -> None:

@@ -82,14 +82,15 @@ class ReportDataset(PathDataset[str, str]):
     """The HTML page of a run.
 
     Args:
-        path: the file; the summary of the run's evaluation lies beside it.
+        path: the file.
+        summary: JSON file of the run's evaluation.
         previewer: dotted name of the function that makes the HTML of a preview from this summary.
         metadata: ignored here; read by kedro-viz.
     """
 
-    def __init__(self, path: str, previewer: str, metadata: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: str, summary: str, previewer: str, metadata: dict[str, Any] | None = None) -> None:
         super().__init__(path, metadata)
-        self._previewer = previewer
+        self._summary, self._previewer = Path(summary), previewer
 
     def load(self) -> str:
         """The page."""
@@ -106,7 +107,7 @@ class ReportDataset(PathDataset[str, str]):
 
     def preview(self) -> HTMLPreview:
         """The result of the run for kedro-viz, which cannot show a whole page; an empty text without an evaluation."""
-        summary = find_json(self._path.with_name("eval_summary.json"))
+        summary = find_json(self._summary)
         shown = "" if summary is None or not self._exists() else load_obj(self._previewer)(summary)
         return cast("HTMLPreview", shown)
 

@@ -16,6 +16,7 @@ from kedro.utils import load_obj
 
 from geo_sokoban_pipeline.datasets.iterations import IterationPartitions, PathDataset
 from geo_sokoban_pipeline.formats import type_name
+from geo_sokoban_pipeline.runs.folders import INTERMEDIATE, RAW
 from geo_sokoban_pipeline.runs.row_stream import RowStream, stored_rows, write_rows
 from geo_sokoban_pipeline.runs.storage import explain_storage_errors, file_digest, write_atomic, write_once
 
@@ -119,8 +120,8 @@ class FrameDataset(PathDataset[Any, Any]):
                 f"{self._path} holds other rows than the same settings give now. Data are written once, because runs "
                 "rely on them. Either the source has changed behind its name (the main branch of a hub dataset: name a "
                 "commit in hub.revision; images below image_folder), or the code that makes the rows has changed. "
-                f"To make them again, delete {self._path.parent} and the folders of the same name in 01_raw and "
-                "02_intermediate; runs that were made with the old rows can then no longer be evaluated on them."
+                f"To make them again, delete {self._path.parent} and the folders of the same name in {RAW} and "
+                f"{INTERMEDIATE}; runs that were made with the old rows can then no longer be evaluated on them."
             )
 
     def _holds(self, made: Path) -> bool | None:

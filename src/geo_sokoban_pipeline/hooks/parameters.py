@@ -31,7 +31,7 @@ from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader, source
 from geo_sokoban_pipeline.parameters import ON_RUNS, ProjectParameters
 from geo_sokoban_pipeline.preflight.stored import other_settings
 from geo_sokoban_pipeline.runs.fingerprint import flatten
-from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, RunStore, SourceError
+from geo_sokoban_pipeline.runs.folders import DATA_NOTE, INPUTS, RunFolders, RunStore, SourceError, prompts_folder
 from geo_sokoban_pipeline.runs.provenance import DATA_ROOT, suggest_command
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
 from geo_sokoban_pipeline.studies.plan import Command
@@ -243,11 +243,11 @@ def point_to_newest(planned: Mapping[str, CommandData], dataset_name: str, root:
     if table == _LAST_TABLE and task in planned:
         identity = planned[task].identity
         entry = {"id": identity.id, "folder": identity.id, "settings": identity.settings}
-        _write_if_new(root / "05_model_input" / task / "newest.json", entry)
+        _write_if_new(root / INPUTS / task / "newest.json", entry)
 
 
 def _recipe(root: Path, task: str, data_id: str) -> Path:
-    return root / "05_model_input" / task / data_id / DATA_NOTE
+    return prompts_folder(root, task, data_id) / DATA_NOTE
 
 
 def _note(identity: DataIdentity) -> dict[str, Any]:

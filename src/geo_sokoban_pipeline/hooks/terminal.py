@@ -65,7 +65,7 @@ class TerminalHooks(ContextHooks):
         """Log the result of each run, where its report is, and which commands come next."""
         for run in self._runs:
             lines = [] if run.name.startswith(_CHECK) else _results(run.folders, stored_iterations(run.folders.models))
-            if (report := run.folders.reports / "report.html").is_file():
+            if (report := run.folders.report).is_file():
                 is_new = report.stat().st_mtime >= self._began
                 lines.append(f"report{'' if is_new else ' of an earlier command'}: {report}")
             if run.name == "compare" and self._parameters.run_id == "default":
@@ -154,7 +154,7 @@ def _results(folders: RunFolders, stored: int) -> list[str]:
         stored: iterations that its checkpoints hold.
     """
     with suppress(CorruptFolderError):
-        if text := write_result(find_json(folders.reports / "eval_summary.json") or {}, stored):
+        if text := write_result(find_json(folders.evaluation) or {}, stored):
             return [f"held-out: {text}"]
     return []
 

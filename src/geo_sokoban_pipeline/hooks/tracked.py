@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
-from geo_sokoban_pipeline.runs.folders import MLFLOW_NOTE, RunFolders, RunStore, SourceError, sealed_checkpoints
+from geo_sokoban_pipeline.runs.folders import MLFLOW_NOTE, RunStore, SourceError, prompts_folder, sealed_checkpoints
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, find_json, read_manifest
 from geo_sokoban_pipeline.tasks import TASKS
 
@@ -112,7 +112,7 @@ def describe_prompts(dataset_name: str, frame: pd.DataFrame, data_root: Path, no
         context=_CONTEXTS[name],
         digest=hash_rows(frame.to_dict("records")),
         rows=len(frame),
-        path=data_root / "05_model_input" / task / note["id"] / f"{name}.parquet",
+        path=prompts_folder(data_root, task, note["id"]) / f"{name}.parquet",
         data_id=note["id"],
         source=str(note["run"]["params"][task].get("source", "")),
     )
@@ -156,7 +156,7 @@ def source_lineage(source: SourceOptions, data_root: Path) -> dict[str, str]:
     if store.is_own(source):
         tags |= {"source.run": source.run, "source.run_id": source.run_id}
         with suppress(CorruptFolderError):  # a torn note names no run
-            if note := find_json(RunFolders.of(data_root, source.run, source.run_id).models / MLFLOW_NOTE):
+            if note := find_json(store.folders(source).models / MLFLOW_NOTE):
                 tags["source.mlflow_run_id"] = str(note["mlflow_run_id"])
     return tags
 

@@ -54,7 +54,7 @@ from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_installed, is_want
 from geo_sokoban_pipeline.masking import without_login
 from geo_sokoban_pipeline.parameters import ProjectParameters, TrackingOptions, source_of
 from geo_sokoban_pipeline.preflight.stored import stored_iterations
-from geo_sokoban_pipeline.runs.folders import DATA_NOTE, MLFLOW_NOTE, RunFolders
+from geo_sokoban_pipeline.runs.folders import DATA_NOTE, MLFLOW_NOTE, POLICIES, RunFolders
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker, typed_command
 from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, find_json, read_json, write_json
@@ -321,7 +321,6 @@ def _portable(uri: str) -> str:
 
 log = logging.getLogger(__name__)
 
-_POLICIES = ("base_policy", "policy", "final_policy")
 _STUDY = "study"
 _UNTRACKED = ("check_", "estimate_", "audit_", "compare")  # they train nothing
 
@@ -375,7 +374,7 @@ class TrackingHooks(ContextHooks):
         if name == "metrics" and isinstance(data, Mapping):
             rows = [row for row in data.values() if isinstance(row, Mapping)]
             self._send(run, "log metrics", methodcaller("log_rows", rows))
-        elif name in _POLICIES:
+        elif name in POLICIES:
             self._send_lineage(run)
 
     @hook_impl
@@ -431,7 +430,7 @@ class TrackingHooks(ContextHooks):
         """Send points, tags, headline and rows of the evaluation, and its episodes."""
         doing = "log the evaluation"
         with self._reading(run, doing):
-            if (summary := find_json(folders.reports / "eval_summary.json")) is None:
+            if (summary := find_json(folders.evaluation)) is None:
                 return
             from geo_sokoban_pipeline.trajectories.index import read_index
 
@@ -533,7 +532,7 @@ def _used(section: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def artifacts_of(folders: RunFolders, sample: bool) -> list[tuple[Path, str]]:
     """Files of a run that MLflow gets at its end, each with its place there: reports, newest trajectories."""
-    files = [(folders.reports / name, "report") for name in ("report.html", "eval_summary.json")]
+    files = [(path, "report") for path in (folders.report, folders.evaluation)]
     if sample:
         for kind in ("trajectories", "eval_trajectories"):
             parts = sorted((folders.outputs / kind).glob("*/part-*.parquet"))

@@ -62,6 +62,7 @@ from geo_sokoban_pipeline.preflight.servers import (
     needed_servers,
 )
 from geo_sokoban_pipeline.preflight.stored import check_run, find_damaged_files, read_stored
+from geo_sokoban_pipeline.runs.folders import prompts_folder
 from geo_sokoban_pipeline.runs.storage import held_bytes, nearest_folder
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backends.megatron.limits import find_obstacles
@@ -242,7 +243,7 @@ def _check_attention(subject: Subject, findings: Findings) -> Check:
 
 
 def _prompts(subject: Subject) -> Path:
-    return subject.data_root / "05_model_input" / subject.task / identify_data(subject.task, subject.data).id
+    return prompts_folder(subject.data_root, subject.task, identify_data(subject.task, subject.data).id)
 
 
 def _failed(found: list[Check]) -> bool:

@@ -40,13 +40,14 @@ def read_report_inputs(
         total: iterations of the whole training; None: not known.
         parameters: nested, by section; None: those of the fingerprint of its newest checkpoint.
     """
-    store, folders = RunStore(root), RunFolders.of(root, source.run, source.run_id)
-    task = source.run.removeprefix("train_")
+    store, task = RunStore(root), source.run.removeprefix("train_")
+    folders, browsed, audited = (
+        RunFolders.of(root, run, source.run_id) for run in (source.run, f"browse_{task}", f"audit_{task}")
+    )
     newest, ended = committed_iteration(folders.models), store.is_complete(source)
     ended = ended and (total is None or newest is None or newest + 1 >= total)
-    note, outputs = store.data_note(source), folders.outputs
+    outputs = folders.outputs
     manifest = read_manifest(folders.models / "policy", verify=False) or {}
-    site = folders.reports.parents[1] / f"browse_{task}" / source.run_id / "site"
     return ReportInputs(
         task=task,
         run=source.run,
@@ -57,19 +58,15 @@ def read_report_inputs(
         held_out=_parts(outputs / "held_out_trajectories", None) if ended else {},
         trained=_parts(outputs / "trajectories", newest),
         validations=_parts(outputs / "eval_trajectories", None if newest is None else newest + (newest >= 0)),
-        data_report=find_json(root / "02_intermediate" / task / note["id"] / "data_report.json") if note else None,
+        data_report=store.data_report(source),
         parameters=dict(parameters) if parameters is not None else {source.run: unflatten(store.settings(source))},
         versions=read_versions(),
         token_texts=read_token_texts(folders.models / "policy") if manifest else None,
         time=summarise_commands(read_commands(outputs)),
         index=keep_committed(read_index(outputs, task_or_plain), newest),
         audit=find_json(folders.reports / "audit.json") if ended else None,
-        whole_audit=find_json(folders.reports.parents[1] / f"audit_{task}" / source.run_id / "audit.json")
-        if ended
-        else None,
-        site=f"../../browse_{task}/{source.run_id}/site"
-        if f"{source.run}/{source.run_id}" in browsed_runs(site)
-        else None,
+        whole_audit=find_json(audited.reports / "audit.json") if ended else None,
+        site=f"../../{browsed.name}/site" if folders.name in browsed_runs(browsed.reports / "site") else None,
         progress=None if ended else ((-1 if newest is None else newest) + 1, total),
     )
 

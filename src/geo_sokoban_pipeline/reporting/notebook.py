@@ -35,6 +35,7 @@ from geo_sokoban_pipeline.reporting.episodes import (
 from geo_sokoban_pipeline.reporting.facts import describe_evaluated
 from geo_sokoban_pipeline.reporting.pages import make_environment, read_asset
 from geo_sokoban_pipeline.reporting.report_tables import difficulty_chart, read_evaluation
+from geo_sokoban_pipeline.runs.folders import OUTPUTS
 from geo_sokoban_pipeline.runs.provenance import suggest_command
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.schema import read_context
@@ -106,7 +107,7 @@ def _load(catalog: DataCatalog, run_id: str, env: str | None, name: str, *argume
         what, command, found = name, suggest_command(f"data_{run}", env=env), []
         if run not in TASKS:
             what, command = f"{name} of run id {run_id}", suggest_command(run, run_id, env=env)
-            found = [one.name for one in root.glob(f"07_model_output/{run}/*") if one.is_dir() and one.name != run_id]
+            found = [one.name for one in (root / OUTPUTS).glob(f"{run}/*") if one.is_dir() and one.name != run_id]
         others = f" Run ids of {run} that are stored: {', '.join(sorted(found))}." if found else ""
         raise NotStoredError(f"{what} is not stored in {root}. {command} makes it.{others}") from error
 

@@ -31,8 +31,16 @@ from geo_sokoban_pipeline.runs.storage import (
     write_json,
 )
 
-MODELS, OUTPUTS, REPORTS = "06_models", "07_model_output", "08_reporting"  # layers that hold runs, as in the catalog
-TURN_VALUE_FILES = "fork_*/*/turn_values/iter=*/part-*.parquet"  # below the outputs of all runs
+# Layers of a data root, as in the catalog. An entry lies in its layer under its own name, so that code without a
+# catalog finds it.
+RAW, INTERMEDIATE, INPUTS = "01_raw", "02_intermediate", "05_model_input"  # data of tasks
+MODELS, OUTPUTS, REPORTS = "06_models", "07_model_output", "08_reporting"  # runs
+# Entries of a data root that the pipelines write; anything else there belongs to the user.
+OWN_ENTRIES = (
+    *(RAW, INTERMEDIATE, "03_primary", "04_feature", INPUTS, MODELS, OUTPUTS, REPORTS),
+    *("studies", "servers", "wandb", "mlartifacts", "mlflow.db*"),
+)
+POLICIES = ("base_policy", "policy", "final_policy")  # entries of a run's models
 DATA_NOTE = "data.json"  # of a run, and of a task's data: what the tables follow from
 MLFLOW_NOTE, WANDB_NOTE = "mlflow_run.json", "wandb_run.json"  # in the folder of a run's models
 WANDB_SENT = "wandb_sent.jsonl"  # beside them: what W&B has been sent, a line each time
@@ -80,6 +88,16 @@ class RunFolders:
     def layers(self) -> tuple[Path, Path, Path]:
         """All three folders."""
         return self.models, self.outputs, self.reports
+
+    @property
+    def evaluation(self) -> Path:
+        """The summary of the run's evaluation."""
+        return self.reports / "eval_summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The page of the run."""
+        return self.reports / "report.html"
 
     @property
     def has_replaced(self) -> bool:
@@ -238,6 +256,11 @@ def find_all_runs(root: Path) -> list[RunFolders]:
     return [run for run in runs if run.has_replaced or not run.is_empty]
 
 
+def prompts_folder(root: Path, task: str, data_id: str) -> Path:
+    """Folder of the tables of prompts of a task's data, with the note (`DATA_NOTE`) of what they follow from."""
+    return root / INPUTS / task / data_id
+
+
 START = -1  # in place of an iteration: the policy that GRPO started from
 # Folders of policies that are no checkpoints, and what they are.
 _FOLDERS = {"start": "policy", "final": "final_policy"}
@@ -270,6 +293,14 @@ class RunStore:
     """
 
     root: Path
+
+    def folders(self, source: SourceOptions) -> RunFolders:
+        """Folders of a run, stored or not."""
+        return RunFolders.of(self.root, source.run, source.run_id)
+
+    def side_tables(self, kind: str, name: str) -> list[Path]:
+        """Parquet files of an entry such as `turn_values`, of all runs of a kind such as `fork`."""
+        return sorted((self.root / OUTPUTS).glob(f"{kind}_*/*/{name}/iter=*/part-*.parquet"))
 
     @staticmethod
     def is_own(source: SourceOptions) -> bool:
@@ -314,8 +345,19 @@ class RunStore:
         return FoundSource(f"{name}, checkpoint {number}{given}", folder)
 
     def data_note(self, source: SourceOptions) -> dict[str, Any] | None:
-        """A run's notes about its data (see `hooks.data`); None: there are none."""
+        """A run's notes about its data (see `hooks/parameters.py`); None: there are none."""
         return find_json(self._models(source) / DATA_NOTE)
+
+    def data_report(self, source: SourceOptions) -> dict[str, Any] | None:
+        """Counts of the tables of a run's data; None: they are not stored, or unknown."""
+        note = self.data_note(source)
+        return find_json(self.root / INTERMEDIATE / note["task"] / note["id"] / "data_report.json") if note else None
+
+    def prompt_table(self, source: SourceOptions, name: str) -> Path | None:
+        """File of a table of a run's data, such as `prompts`; None: it is not stored, or unknown."""
+        note = self.data_note(source)
+        path = prompts_folder(self.root, note["task"], note["id"]) / f"{name}.parquet" if note else None
+        return path if path is not None and path.is_file() else None
 
     def trained_on(self, source: SourceOptions) -> tuple[str | None, str | None]:
         """Data id and content hash of the prompts that a policy was trained on; None for one of no run here."""
@@ -391,7 +433,7 @@ class RunStore:
             SourceError: there are none.
         """
         self._trajectories(source)
-        return self._folders(source).outputs
+        return self.folders(source).outputs
 
     def progress(self, source: SourceOptions) -> tuple[list[dict[str, Any]], bool]:
         """Stored rows of metrics, and whether the run's loop has reached its goal."""
@@ -423,16 +465,16 @@ class RunStore:
 
     def evaluation(self, source: SourceOptions) -> dict[str, Any]:
         """The summary of a run's evaluation; `{}` where it has none."""
-        return find_json(self._folders(source).reports / "eval_summary.json") or {}
+        return find_json(self.folders(source).evaluation) or {}
 
     def held_out_files(self, source: SourceOptions) -> dict[str, Path]:
         """Files of the evaluation's episodes by partition, `iter=<number of the policy>/part-…`."""
-        folder = self._folders(source).outputs / "held_out_trajectories"
+        folder = self.folders(source).outputs / "held_out_trajectories"
         return {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob("iter=*/part-*.parquet"))}
 
     def commands(self, source: SourceOptions) -> list[dict[str, Any]]:
         """The commands that have made a run, see `runs/provenance.py`."""
-        return read_commands(self._folders(source).outputs)
+        return read_commands(self.folders(source).outputs)
 
     def settings(self, source: SourceOptions) -> dict[str, Any]:
         """Settings of a run's newest checkpoint: its fingerprint, flat, and its layout."""
@@ -441,11 +483,8 @@ class RunStore:
 
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
         """Stored rows of metrics, by iteration; `[]` where there are none."""
-        files = _by_iteration((self._folders(source).outputs / "metrics").glob("iter=*.json"))
+        files = _by_iteration((self.folders(source).outputs / "metrics").glob("iter=*.json"))
         return [read_metrics_row(file) for file in files.values()]
-
-    def _folders(self, source: SourceOptions) -> RunFolders:
-        return RunFolders.of(self.root, source.run, source.run_id)
 
     def _trajectories(self, source: SourceOptions) -> dict[int, Path]:
         """Folder of each stored iteration's trajectories.
@@ -453,7 +492,7 @@ class RunStore:
         Raises:
             SourceError: there are none.
         """
-        folder = self._folders(source).outputs / "trajectories"
+        folder = self.folders(source).outputs / "trajectories"
         stored = _by_iteration(path for path in folder.glob("iter=*") if path.is_dir())
         if not stored:
             raise SourceError(
@@ -494,7 +533,7 @@ class RunStore:
         )
 
     def _models(self, source: SourceOptions) -> Path:
-        return self._folders(source).models
+        return self.folders(source).models
 
     def _number(self, source: SourceOptions, stored: dict[int, Path]) -> int:
         if source.checkpoint == "latest":

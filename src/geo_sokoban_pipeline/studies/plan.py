@@ -119,7 +119,7 @@ class StudyRun:
     @property
     def summary(self) -> Path:
         """Where its evaluation is stored."""
-        return self.folders.reports / "eval_summary.json"
+        return self.folders.evaluation
 
     @property
     def outputs(self) -> list[Path]:

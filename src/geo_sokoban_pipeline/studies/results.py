@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.config.study import StudyDefinition
 from geo_sokoban_pipeline.envs.base import PATIENT
 from geo_sokoban_pipeline.reporting.curves import validation_series
 from geo_sokoban_pipeline.reporting.study_tables import MODES
-from geo_sokoban_pipeline.runs.folders import RunStore
+from geo_sokoban_pipeline.runs.folders import RunStore, prompts_folder
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.studies.plan import StudyRun
 from geo_sokoban_pipeline.studies.run import StudyFolder
@@ -247,8 +247,8 @@ def _values(member: StudyRun, table: str, column: str) -> set[str]:
     """Values of a column in a table of the data that a member has worked on."""
     import pyarrow.parquet as pq
 
-    path = member.root / "05_model_input" / member.task / read_json(member.summary)["data_id"] / f"{table}.parquet"
-    with pq.ParquetFile(path) as file:
+    folder = prompts_folder(member.root, member.task, read_json(member.summary)["data_id"])
+    with pq.ParquetFile(folder / f"{table}.parquet") as file:
         return set(file.read(columns=[column]).column(0).to_pylist())
 
 

@@ -12,10 +12,10 @@ from geo_sokoban_pipeline.config.study import AuditOptions
 from geo_sokoban_pipeline.console import refuse, refusing
 from geo_sokoban_pipeline.envs.inspection import TABLES
 from geo_sokoban_pipeline.preflight.stored import missing_checkpoints
-from geo_sokoban_pipeline.runs.folders import OUTPUTS, TURN_VALUE_FILES, RunFolders, RunStore, SourceError
+from geo_sokoban_pipeline.runs.folders import MODELS, OUTPUTS, POLICIES, REPORTS, RunStore, SourceError
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.provenance import suggest_command
-from geo_sokoban_pipeline.runs.storage import find_json, partition
+from geo_sokoban_pipeline.runs.storage import partition
 from geo_sokoban_pipeline.training.runtime import collector_paused, freeze_survivors
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WITH_TRAINING = 256  # episodes of each entry that are compared at the end of a training: some seconds
-_FOLDERS = ("base_policy", "policy", "final_policy")
 
 
 def audit_stored(
@@ -69,19 +68,21 @@ def audit_stored(
         refuse(SourceError(f"{run}/{run_id} has no checkpoint yet: {suggest_command(run, run_id)} makes one."))
     newest = checkpoints[max(checkpoints)]
     rules = RunRules.of(newest["manifest"])
-    splits, known = _read_splits(runs, run, run_id, task)
-    folders = RunFolders.of(runs.root, run, run_id)
-    stored = {name: folders.models / name for name in _FOLDERS if (folders.models / name).is_dir()}
+    source = SourceOptions(run=run, run_id=run_id)
+    folders = runs.folders(source)
+    # Prompts of the run's own data, whatever the settings are by now.
+    splits = {name: _read_rows(runs.prompt_table(source, name)) for name in TABLES.values()}
+    stored = {name: folders.models / name for name in POLICIES if (folders.models / name).is_dir()}
     parts = (trajectories, eval_trajectories, held_out_trajectories)
-    goes_on = not runs.is_complete(SourceOptions(run=run, run_id=run_id))
+    goes_on = not runs.is_complete(source)
     entries = entries_of_run(run, parts, splits, iterations=newest["iteration"] + 1, goes_on=goes_on)
     encoding = load_encoding(policy.path)
     freeze_survivors()  # libraries and prompts, which every collection would walk
     with collector_paused():
         checks = audit_entries(entries, encoding, rules)
     checks += audit_edits(folders.outputs, contract=False)
-    checks += audit_splits(splits, rules, shared=known)
-    checks += audit_forks(sorted((runs.root / OUTPUTS).glob(TURN_VALUE_FILES)), folders.outputs)
+    checks += audit_splits(splits, rules, shared=_shares(runs.data_report(source) or {}))
+    checks += audit_forks(runs.side_tables("fork", "turn_values"), folders.outputs)
     if options.versions and options.scored_share:
         versions = {checkpoint["iteration"] + 1: checkpoint["dir"] for checkpoint in checkpoints.values()}
         checks += audit_scores(entries, {0: policy.path, **versions}, rules, options)
@@ -91,7 +92,7 @@ def audit_stored(
     }
     checks += audit_stored_files(
         {**stored, **{folder.name: folder for _, folder in sorted(named.items())}},
-        {folder.parent.parent.name: folder for folder in (folders.models, folders.outputs, folders.reports)},
+        dict(zip((MODELS, OUTPUTS, REPORTS), folders.layers, strict=True)),
     )
     print_audit(f"Audit of {run}, run id {run_id}", checks)
     return {"run": run, "run_id": run_id, **as_record(checks), "iterations": newest["iteration"] + 1}
@@ -145,18 +146,10 @@ def judge_stored(audit: dict[str, Any]) -> None:
     logger.info("%s/%s: no findings", audit["run"], audit["run_id"])
 
 
-def _read_splits(runs: RunStore, run: str, run_id: str, task: str) -> tuple[dict[str, Rows | None], bool]:
-    """Prompts of the run's own data, whatever the settings are by now, and whether its report names shared ones."""
+def _read_rows(path: Path | None) -> Rows | None:
     from geo_sokoban_pipeline.datasets.tables import FrameDataset
 
-    data_id = (runs.data_note(SourceOptions(run=run, run_id=run_id)) or {}).get("id", "")
-
-    def read(path: Path) -> Rows | None:
-        return list(FrameDataset(path=str(path)).load().to_dict("records")) if path.is_file() else None
-
-    tables = runs.root / "05_model_input" / task / data_id
-    report = find_json(runs.root / "02_intermediate" / task / data_id / "data_report.json")
-    return {name: read(tables / f"{name}.parquet") for name in TABLES.values()}, _shares(report or {})
+    return None if path is None else list(FrameDataset(path=str(path)).load().to_dict("records"))
 
 
 def _shares(data_report: Mapping[str, Any]) -> bool:

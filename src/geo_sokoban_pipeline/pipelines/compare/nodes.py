@@ -7,7 +7,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.base import split_runs
 from geo_sokoban_pipeline.config.grpo import SourceOptions
-from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, committed_iteration
+from geo_sokoban_pipeline.runs.folders import RunStore, committed_iteration
 from geo_sokoban_pipeline.runs.provenance import summarise_commands
 from geo_sokoban_pipeline.tasks import DEFAULT
 
@@ -26,10 +26,8 @@ def compare_runs(runs: RunStore, names: Any) -> str:
 
     found = []
     for run, run_id in runs.find_runs(split_runs(names), f"train_{DEFAULT}"):
-        source, newest = (
-            SourceOptions(run=run, run_id=run_id),
-            committed_iteration(RunFolders.of(runs.root, run, run_id).models),
-        )
+        source = SourceOptions(run=run, run_id=run_id)
+        newest = committed_iteration(runs.folders(source).models)
         files = runs.held_out_files(source)
         found.append(
             ComparedRun(

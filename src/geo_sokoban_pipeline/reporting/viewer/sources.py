@@ -22,11 +22,9 @@ from geo_sokoban_pipeline.reporting.episodes import TokenTexts, read_token_texts
 from geo_sokoban_pipeline.runs.folders import (
     ASIDE,
     DATA_NOTE,
-    OUTPUTS,
-    TURN_VALUE_FILES,
-    RunFolders,
     RunStore,
     committed_iteration,
+    prompts_folder,
 )
 from geo_sokoban_pipeline.runs.storage import find_json
 from geo_sokoban_pipeline.tasks import task_or_plain
@@ -43,8 +41,7 @@ from geo_sokoban_pipeline.trajectories.index import (
 from geo_sokoban_pipeline.trajectories.parquet import OtherVersionError, TornFileError, check_file, read_trajectories
 
 _POLICIES = ("policy", "final_policy", "base_policy")  # folders of a run that have its tokenizer
-_SCORES = "score_*/*/token_scores/iter=*/part-*.parquet"  # below the outputs of all runs
-_MAPS = "score_*/*/occlusion/iter=*/part-*.parquet"
+_SIDE_TABLES = (("score", "token_scores"), ("score", "occlusion"), ("fork", "turn_values"))
 
 
 class NothingToBrowseError(ValueError):
@@ -159,25 +156,25 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
     """
     outputs = outputs.absolute()
     run, run_id, root = outputs.parent.name, outputs.name, outputs.parents[2]
-    folders = RunFolders.of(root, run, run_id)
+    store, source = RunStore(root), SourceOptions(run=run, run_id=run_id)
+    folders = store.folders(source)
     if files is None:
         # Of a run that goes on, what its newest checkpoint commits.
         index = keep_committed(read_index(outputs, task_or_plain), committed_iteration(folders.models))
     else:
         index = pa.concat_tables([_index(file) for file in files])
-    models, report = folders.models, folders.reports / "report.html"
+    models, report = folders.models, folders.report
     policies = (models / name for name in _POLICIES if (models / name / "tokenizer.json").is_file())
     words = tokenizer or next(policies, None)
     scores, maps, values = (
-        sorted((root / OUTPUTS).glob(pattern), key=lambda path: path.stat().st_mtime)
-        for pattern in (_SCORES, _MAPS, TURN_VALUE_FILES)
+        sorted(store.side_tables(*table), key=lambda path: path.stat().st_mtime) for table in _SIDE_TABLES
     )
-    evaluation = find_json(folders.reports / "eval_summary.json")
+    evaluation = find_json(folders.evaluation)
     return BrowsedRun(
         f"{run}/{run_id}",
         index,
         outputs,
-        RunStore(root).settings(SourceOptions(run=run, run_id=run_id)) if models.is_dir() else {},
+        store.settings(source) if models.is_dir() else {},
         read_token_texts(words) if words else None,
         scores,
         report if report.is_file() else None,
@@ -195,7 +192,7 @@ def _read_clusters(root: Path, note: Mapping[str, Any] | None) -> dict[str, str]
     found: dict[str, str] = {}
     if note is None or task.key in ("id", task.apart[0]):
         return {}
-    for path in (root / "05_model_input" / note["task"] / note["id"]).glob("*prompts.parquet"):
+    for path in prompts_folder(root, note["task"], note["id"]).glob("*prompts.parquet"):
         table = pq.read_table(path, columns=columns, partitioning=None)
         found |= dict(zip(*(table[name].to_pylist() for name in columns), strict=True))
     return found
