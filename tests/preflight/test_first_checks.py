@@ -303,9 +303,9 @@ def test_a_policy_of_the_hub_is_looked_for_by_one_request_for_its_configuration(
         ("score_sokoban", "source_outputs", {"run_id": "empty"}, SourceError),
         ("score_sokoban", "source_outputs", {"run_id": "stored"}, None),
         ("control_sokoban", "source_episodes", {"run_id": "empty"}, SourceError),
-        ("browse_sokoban", "source_outputs", {"run_id": "stored"}, None),
+        ("browse_sokoban", "source_root", {"run_id": "stored"}, None),
         ("export_sokoban", "source_episodes", {"run_id": "empty"}, SourceError),
-        ("browse_sokoban", "source_outputs", {"run_id": "stored", "runs": ["missing"]}, SourceError),
+        ("browse_sokoban", "source_root", {"run_id": "stored", "runs": ["missing"]}, SourceError),
         ("train_sokoban", "prompts", None, None),
     ],
 )

@@ -40,7 +40,7 @@ _PARTS: Mapping[str, Callable[[RunStore, SourceOptions], Any]] = {
     "trajectories": RunStore.trajectory_files,
     "episodes": RunStore.all_trajectory_files,
     "outputs": RunStore.outputs,
-    "root": lambda store, source: store.outputs(source).parents[2],
+    "root": RunStore.data_root,
     "progress": RunStore.progress,
 }
 

@@ -92,7 +92,7 @@ def check_source(run: str, read: Collection[str], parameters: ProjectParameters,
     """
     if (source := source_of(run, parameters)) is None:
         return
-    if not {f"{run}.source_outputs", f"{run}.source_episodes"}.isdisjoint(read):
+    if not {f"{run}.source_{part}" for part in ("outputs", "episodes", "root")}.isdisjoint(read):
         store.outputs(source)
         for name in getattr(getattr(parameters, run), "runs", ()):
             other, _, run_id = name.rpartition("/")

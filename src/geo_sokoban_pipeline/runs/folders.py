@@ -435,6 +435,11 @@ class RunStore:
         self._trajectories(source)
         return self.folders(source).outputs
 
+    def data_root(self, source: SourceOptions) -> Path:
+        """Data root of a run that has trajectories; raises as `outputs`."""
+        self.outputs(source)
+        return self.root
+
     def progress(self, source: SourceOptions) -> tuple[list[dict[str, Any]], bool]:
         """Stored rows of metrics, and whether the run's loop has reached its goal."""
         return self.metrics(source), self.is_complete(source)

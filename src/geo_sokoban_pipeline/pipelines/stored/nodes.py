@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.events import Event, emit
 from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows, unflatten
-from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
+from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy
 from geo_sokoban_pipeline.runs.provenance import read_versions, summarise_commands
 from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind, iteration_of, partition
@@ -264,7 +264,7 @@ def regrade_stored(
 
 
 def export_episodes(
-    stored: Callable[[], list[Path]], options: ExportPipelineOptions
+    stored: Callable[[], list[Path]], outputs: Callable[[], Path], options: ExportPipelineOptions
 ) -> Callable[[Path], dict[str, Any]]:
     """A writer of the chosen episodes as tables and a card; it runs when the export is saved."""
     from geo_sokoban_pipeline.trajectories.exports import is_included, write_export
@@ -288,7 +288,7 @@ def export_episodes(
         logs: dict[str, int] = {}
         for kind, split in SPLITS.items():
             if split in options.inspect:
-                chosen = inside if split == "train" else trajectory_files(files[0].parents[2] / kind)
+                chosen = inside if split == "train" else trajectory_files(outputs() / kind)
                 logs |= write_logs(chosen, folder / FOLDER, name, about)
         return {"source": source.model_dump(), "rows": counts.rows, "inspect": logs}
 
@@ -323,15 +323,16 @@ def report_stored(root: Callable[[], Path], options: ReportPipelineOptions) -> s
     return build_report(read_report_inputs(root(), options.source))
 
 
-def browse_stored(stored: Callable[[], Path], options: BrowsePipelineOptions) -> Callable[[Path], dict[str, Any]]:
+def browse_stored(root_of: Callable[[], Path], options: BrowsePipelineOptions) -> Callable[[Path], dict[str, Any]]:
     """A writer of the site of the run's episodes, and of those that it is compared with; it runs when it is saved."""
     from geo_sokoban_pipeline.evaluation.audit import audit_edits, warn_of_findings
     from geo_sokoban_pipeline.reporting.viewer.site import write_site
     from geo_sokoban_pipeline.reporting.viewer.sources import open_run
 
-    outputs = stored()
-    names = dict.fromkeys(name if "/" in name else f"{options.source.run}/{name}" for name in options.runs)
-    folders = dict.fromkeys([outputs, *(outputs.parents[1] / name for name in names)])
+    root, source = root_of(), options.source
+    further = (name if "/" in name else f"{source.run}/{name}" for name in options.runs)
+    names = dict.fromkeys([f"{source.run}/{source.run_id}", *further])
+    folders = [RunFolders.of(root, *name.split("/")).outputs for name in names]
     for folder in folders:
         warn_of_findings(audit_edits(folder, contract=True))
     runs = [open_run(folder).within(options.first_iteration, options.last_iteration) for folder in folders]

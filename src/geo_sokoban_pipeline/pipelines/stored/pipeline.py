@@ -83,7 +83,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
         "export": (
             Node(
                 typed(nodes.export_episodes, options=ExportPipelineOptions),
-                inputs=["source_episodes", "params:options"],
+                inputs=["source_episodes", "source_outputs", "params:options"],
                 outputs="export",
                 name="export_episodes",
             ),
@@ -108,7 +108,7 @@ def create_pipelines(task: str) -> dict[str, Pipeline]:
         "browse": (
             Node(
                 typed(nodes.browse_stored, options=BrowsePipelineOptions),
-                inputs=["source_outputs", "params:options"],
+                inputs=["source_root", "params:options"],
                 outputs="site",
                 name="browse_stored",
                 tags=["report"],
