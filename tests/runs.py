@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from kedro.framework.session import KedroSession
 from kedro.io import DataCatalog
 
 from forked import ForkedCommand
-from geo_sokoban_pipeline.hooks.command_line import prepare_params
+from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, prepare_params
 from geo_sokoban_pipeline.runs.storage import file_digest, read_json
 from geo_sokoban_pipeline.trajectories.index import FOLDER
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
@@ -62,7 +63,7 @@ class Project:
         typed = [f"--env={self.conf_env}", *words]
         with self._environment():
             prepare_params(typed)
-            return CliRunner().invoke(find_run_command(PACKAGE), typed)
+            return CliRunner().invoke(SimpleNamespace(name="run", main=_run_command), typed)  # type: ignore[arg-type]
 
     def succeed(self, *words: str) -> Result:
         """A command that must succeed."""
@@ -96,6 +97,15 @@ class Project:
             if kedro_project.PACKAGE_NAME != PACKAGE:  # each time takes a third of a second
                 kedro_project.configure_project(PACKAGE, preserve_logging=True)
             yield
+
+
+def _run_command(**options: Any) -> None:
+    """`kedro run`, whose errors end as on Kedro's command line."""
+    try:
+        find_run_command(PACKAGE).main(**options)
+    except Exception as error:
+        CommandLineHooks(list).end_command(error, 1)
+        raise
 
 
 def read_episodes(outputs: Path) -> list[Trajectory]:

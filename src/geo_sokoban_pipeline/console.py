@@ -89,7 +89,8 @@ def _shorten(record: logging.LogRecord) -> bool:
         record.msg, record.args = text.partition("%s")[0] + node, ()
         if text.startswith("Node"):
             record.msg += " failed"
-            return not isinstance(sys.exc_info()[1], click.ClickException)
+            # An error of this package, whose message the command ends with, needs no line of its own.
+            return not type(sys.exc_info()[1]).__module__.startswith("geo_sokoban_pipeline.")
     return not text.startswith(_UNSAID.get(record.name, ()))
 
 

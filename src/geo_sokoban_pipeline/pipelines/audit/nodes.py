@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.study import AuditOptions
-from geo_sokoban_pipeline.console import refuse, refusing
 from geo_sokoban_pipeline.envs.inspection import TABLES
 from geo_sokoban_pipeline.preflight.stored import missing_checkpoints
 from geo_sokoban_pipeline.runs.folders import MODELS, OUTPUTS, POLICIES, REPORTS, RunStore, SourceError
@@ -65,7 +64,7 @@ def audit_stored(
 
     run = f"train_{task}"
     if not checkpoints:
-        refuse(SourceError(f"{run}/{run_id} has no checkpoint yet: {suggest_command(run, run_id)} makes one."))
+        raise SourceError(f"{run}/{run_id} has no checkpoint yet: {suggest_command(run, run_id)} makes one.")
     newest = checkpoints[max(checkpoints)]
     rules = RunRules.of(newest["manifest"])
     source = SourceOptions(run=run, run_id=run_id)
@@ -136,13 +135,16 @@ def audit_training(
 
 
 def judge_stored(audit: dict[str, Any]) -> None:
-    """Log the result; a finding ends the command with exit code 1."""
-    from geo_sokoban_pipeline.evaluation.audit import AuditError, judge_audit
+    """Log the result.
+
+    Raises:
+        AuditError: there is a finding.
+    """
+    from geo_sokoban_pipeline.evaluation.audit import judge_audit
 
     again = suggest_command(audit["run"], audit["run_id"], "--tags=report")
     logger.info("%s, with the parameters of the training, puts this audit into the run's report", again)
-    with refusing(AuditError):
-        judge_audit(audit)
+    judge_audit(audit)
     logger.info("%s/%s: no findings", audit["run"], audit["run_id"])
 
 

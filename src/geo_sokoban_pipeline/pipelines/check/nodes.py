@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from geo_sokoban_pipeline.config.base import StrictModel
-from geo_sokoban_pipeline.console import print_table, refuse
+from geo_sokoban_pipeline.console import print_table
 from geo_sokoban_pipeline.envs.inspection import Check, guard
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.pipelines.hub_rows import first_rows_reader
@@ -63,7 +63,11 @@ def check_run(
 
 
 def judge_table(table: dict[str, Any]) -> None:
-    """Log the result; a failure ends the command with exit code 1."""
+    """Log the result.
+
+    Raises:
+        PreflightError: a check has failed.
+    """
     if table["states"]["failure"]:
-        refuse(PreflightError(summarise(table)))
+        raise PreflightError(summarise(table))
     logger.info("%s", summarise(table))

@@ -6,18 +6,15 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.study import EstimatePipelineOptions
-from geo_sokoban_pipeline.console import print_table, refuse
+from geo_sokoban_pipeline.console import print_table
 
 
 def estimate_run(options: TrainOptions, settings: EstimatePipelineOptions, *, task: str) -> dict[str, Any]:
     """Seconds, memory and price of a run of `train_<task>` with these parameters: predicted, not measured."""
-    from geo_sokoban_pipeline.preflight.estimate import EstimateError, describe_run, rows_of
+    from geo_sokoban_pipeline.preflight.estimate import describe_run, rows_of
 
     run = f"train_{task}"
-    try:
-        found = describe_run(run, options, settings)
-    except EstimateError as error:
-        refuse(error)
+    found = describe_run(run, options, settings)
     title = f"Estimate of {run}, {found['model']} on {found['gpus']} × {found['gpu']}: predicted, not measured"
     print_table(title, ("", "part", "found"), rows_of(found), {})
     return found

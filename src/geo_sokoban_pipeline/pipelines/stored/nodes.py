@@ -29,10 +29,9 @@ from geo_sokoban_pipeline.config.grpo import (
     UpdatePipelineOptions,
 )
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
-from geo_sokoban_pipeline.console import refuse, refusing
 from geo_sokoban_pipeline.envs.report import BLANK, FIRST_SHUFFLED, SHUFFLED
 from geo_sokoban_pipeline.events import Event, emit
-from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
+from geo_sokoban_pipeline.hub import check_upload, upload_folder
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows, unflatten
 from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
@@ -272,8 +271,7 @@ def export_episodes(
     from geo_sokoban_pipeline.trajectories.inspect_log import FOLDER, write_logs
 
     if options.push is not None:
-        with refusing(UploadError):
-            check_upload(options.push)
+        check_upload(options.push)
     source, files = options.source, stored()
     name = f"{source.run}/{source.run_id}"
     about = {"run": name, **read_versions()}
@@ -308,9 +306,8 @@ def push_export(export: dict[str, Callable[[], pa.Table]], folder: Path, options
     if options.push is None:
         return
     replaced = [f"{name}/*" for name in (*TABLES, FOLDER)]
-    with refusing(UploadError):
-        address = upload_folder(folder, options.push, private=options.push_private, replaced=replaced)
-        logger.info("%d tables uploaded: %s", len(export), address)
+    address = upload_folder(folder, options.push, private=options.push_private, replaced=replaced)
+    logger.info("%d tables uploaded: %s", len(export), address)
 
 
 def report_stored(root: Callable[[], Path], options: ReportPipelineOptions) -> str:
@@ -446,7 +443,7 @@ def fork_stored(
     played = settings.model_copy(update={"env": rules.env, "reward": rules.reward, "rollout": rollout})
     replayer, reason = build_replayer(load_encoding(versions[0]), rules)
     if replayer is None:
-        refuse(SourceError(f"{source.run}/{source.run_id} cannot be forked: {reason}"))
+        raise SourceError(f"{source.run}/{source.run_id} cannot be forked: {reason}")
     frames = [read_rows(frame) for frame in (prompts, validation_prompts, eval_prompts)]
     known = prompts_by_key([row for frame in frames for row in frame], rules.task)
     needed = {one["policy_version"] for one in chosen}
@@ -650,14 +647,13 @@ def _made_for(read: Callable[[], pa.Table] | None, request: str) -> bool:
 
 
 def whole(files: Sequence[Path], doing: str, *, tokens: bool = False, groups: bool = False) -> None:
-    """End a command that needs more of the files than retention has kept; a torn file raises."""
+    """See that files are whole, and that retention has kept what is needed of them; else this raises."""
     from geo_sokoban_pipeline.trajectories.parquet import check_file
-    from geo_sokoban_pipeline.trajectories.thinning import ThinnedError, refuse_thinned
+    from geo_sokoban_pipeline.trajectories.thinning import refuse_thinned
 
     for file in files:
         check_file(file)
-    with refusing(ThinnedError):
-        refuse_thinned(files, doing, tokens=tokens, groups=groups)
+    refuse_thinned(files, doing, tokens=tokens, groups=groups)
 
 
 def check_prompts(

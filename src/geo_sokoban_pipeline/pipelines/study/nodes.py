@@ -11,13 +11,11 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.base import ParameterError, StrictModel
 from geo_sokoban_pipeline.config.study import StudyDefinition, StudyOptions
-from geo_sokoban_pipeline.console import refuse, refusing
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.processes import count_cores
-from geo_sokoban_pipeline.runs.lock import RunLock, RunLockedError
-from geo_sokoban_pipeline.runs.storage import CorruptFolderError
+from geo_sokoban_pipeline.runs.lock import RunLock
 from geo_sokoban_pipeline.studies.plan import Command, StudyRun, plan_members
-from geo_sokoban_pipeline.studies.run import StudyError, StudyFolder, run_members
+from geo_sokoban_pipeline.studies.run import StudyFolder, run_members
 from geo_sokoban_pipeline.tasks import task_of
 
 logger = logging.getLogger(__name__)
@@ -52,61 +50,60 @@ def plan_study(
         sections: `study_<name>` of each of them; `train_<task>` and, as plain values, `<task>` of every task, because a
             study may be of any.
     """
-    from geo_sokoban_pipeline.reporting.study_docs import MarkerError, check_docs
+    from geo_sokoban_pipeline.reporting.study_docs import check_docs
 
     name = studies[0] if options.name == "default" else options.name
     if name not in studies:
-        refuse(ParameterError(f"study.name={name}: this pipeline has the studies {', '.join(studies)}."))
+        raise ParameterError(f"study.name={name}: this pipeline has the studies {', '.join(studies)}.")
     definition = sections[f"study_{name}"]
     assert isinstance(definition, StudyDefinition)
     task = task_of(definition.task)
     docs = None if options.docs is None else command.project / options.docs
-    with refusing(ParameterError, MarkerError, FileNotFoundError):
-        if not (command.project / "pyproject.toml").is_file():  # an installed package alone is not enough
-            raise FileNotFoundError(
-                f"A study starts `kedro run` commands of its own, but {command.project} is no project folder: it has "
-                "no pyproject.toml. Run it in a checkout of the project."
-            )
-        used = {task.run: sections[task.run], task.name: sections[task.name], "tracking": tracking}
-        # The given values, without defaults: they stand in the files of the study's commands.
-        base = {
-            path: section.model_dump(mode="json", exclude_unset=True) if isinstance(section, StrictModel) else section
-            for path, section in used.items()
-        }
-        share = max(1, count_cores() // (options.workers or count_cores()))
-        members = plan_members(name, definition, base, command.data_root, share)
-        for root in dict.fromkeys(member.root for member in members):
-            command.check_root(root)
-        if docs is not None:
-            check_docs(docs, name)
-        if strange := set(options.recipes or ()) - definition.recipes.keys():
-            known = ", ".join(definition.recipes) or "there is none"
-            raise ParameterError(f"study.recipes: {min(strange)!r} is no recipe of study_{name} ({known}).")
-        if definition.recipes and name not in task.comparisons:
-            known = ", ".join(task.comparisons) or "none of this task"
-            raise ParameterError(f"study_{name}.recipes: studies that compare recipes are {known}.")
+    if not (command.project / "pyproject.toml").is_file():  # an installed package alone is not enough
+        raise FileNotFoundError(
+            f"A study starts `kedro run` commands of its own, but {command.project} is no project folder: it has "
+            "no pyproject.toml. Run it in a checkout of the project."
+        )
+    used = {task.run: sections[task.run], task.name: sections[task.name], "tracking": tracking}
+    # The given values, without defaults: they stand in the files of the study's commands.
+    base = {
+        path: section.model_dump(mode="json", exclude_unset=True) if isinstance(section, StrictModel) else section
+        for path, section in used.items()
+    }
+    share = max(1, count_cores() // (options.workers or count_cores()))
+    members = plan_members(name, definition, base, command.data_root, share)
+    for root in dict.fromkeys(member.root for member in members):
+        command.check_root(root)
+    if docs is not None:
+        check_docs(docs, name)
+    if strange := set(options.recipes or ()) - definition.recipes.keys():
+        known = ", ".join(definition.recipes) or "there is none"
+        raise ParameterError(f"study.recipes: {min(strange)!r} is no recipe of study_{name} ({known}).")
+    if definition.recipes and name not in task.comparisons:
+        known = ", ".join(task.comparisons) or "none of this task"
+        raise ParameterError(f"study_{name}.recipes: studies that compare recipes are {known}.")
     return StudyPlan(name, options, definition, members, StudyFolder.of(command.data_root, name), docs)
 
 
 def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
     """The plan with all members that are finished, once those of the chosen recipes are."""
     if fresh and plan.options.recipes is not None:
-        problem = "fresh=true with study.recipes: it replaces the warm starts of all recipes. Leave one of both out."
-        refuse(ParameterError(problem))
+        raise ParameterError(
+            "fresh=true with study.recipes: it replaces the warm starts of all recipes. Leave one of both out."
+        )
     recipes = {"", *(plan.definition.recipes if plan.options.recipes is None else plan.options.recipes)}
     chosen = [member for member in plan.members if member.kind != "train" or member.part in recipes]
     # Records and logs go by the study's name: the same study under another run id would share them.
-    with refusing(StudyError, RunLockedError, CorruptFolderError), closing(RunLock(plan.folder.path, way_out=".")):
+    with closing(RunLock(plan.folder.path, way_out=".")):
         run_members(chosen, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
     return replace(plan, members=[member for member in plan.members if plan.folder.is_finished(member)])
 
 
 def collect_study(plan: StudyPlan) -> dict[str, dict[str, Any]]:
     """Results by the name of the study."""
-    from geo_sokoban_pipeline.studies.results import ResultsError, collect_results
+    from geo_sokoban_pipeline.studies.results import collect_results
 
-    with refusing(ResultsError):
-        return {plan.name: collect_results(plan.name, plan.definition, plan.members, plan.folder)}
+    return {plan.name: collect_results(plan.name, plan.definition, plan.members, plan.folder)}
 
 
 def write_docs(plan: StudyPlan, results: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, str]:

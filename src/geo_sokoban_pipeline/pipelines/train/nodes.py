@@ -12,7 +12,7 @@ from geo_sokoban_pipeline import formats
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import EvaluationOptions, TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
-from geo_sokoban_pipeline.console import refuse, refusing, track
+from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.envs.base import describe_expert
 from geo_sokoban_pipeline.runs.fingerprint import (
     check_fingerprint,
@@ -79,8 +79,7 @@ def warm_start(
         return
     from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts
 
-    with refusing(ParameterError):
-        look_at_prompts(rows, options, seed)
+    look_at_prompts(rows, options, seed)
     if options.warm_start.steps == 0:
         yield link_policy(base.path, {"fingerprint": wanted, "history": []})
         return
@@ -171,12 +170,10 @@ def select_policy(
     name = partition(number)
     if name not in checkpoints:  # trained without loop.keep_best, or somebody has deleted it
         listed = ", ".join(str(checkpoint["iteration"]) for checkpoint in checkpoints.values())
-        refuse(
-            ParameterError(
-                f"train_{task}.evaluation.checkpoint=best: the checkpoint of iteration {number} solved most "
-                f"validation prompts, but it is not stored; stored are {listed}. Give evaluation.checkpoint=final to "
-                "end with the newest one, or train a run with loop.keep_best=true."
-            )
+        raise ParameterError(
+            f"train_{task}.evaluation.checkpoint=best: the checkpoint of iteration {number} solved most validation "
+            f"prompts, but it is not stored; stored are {listed}. Give evaluation.checkpoint=final to end with the "
+            "newest one, or train a run with loop.keep_best=true."
         )
     logger.info("final policy: checkpoint of iteration %d", number)
     if (better := better_choice(newest["manifest"], number, task_of(task))) is not None:
