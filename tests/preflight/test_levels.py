@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.envs.sokoban.inspection import (
     check_stored_prompts,
     check_yields,
     expected_counts,
+    inspect_levels,
     sample_levels,
     sample_prompts,
 )
@@ -83,7 +84,6 @@ def test_sources(
             "validation=256: its walls yield 0; sokoban.counts.eval",
         ),
         ({"height": 10, "width": 10}, "skipped", "too many levels"),
-        ({"source": "file", "file": {"path": "x"}}, "skipped", "read as a whole"),
     ],
 )
 def test_counts(make_subject: Any, options: dict[str, Any], state: str, text: str) -> None:
@@ -180,3 +180,5 @@ def test_counts_of_a_file_are_known_once_it_is_read_as_a_whole(make_subject: Any
     dealt = Counter(split for _, split in read_source(options).levels)
     assert dealt["validation"] == 3
     assert expected_counts(options, whole, 100) == dealt
+    found = inspect_levels(options, 20, None, tmp_path / "none").checks
+    says([check for check in found if check.name == "counts"], "skipped", "read as a whole")

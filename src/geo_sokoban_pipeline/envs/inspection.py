@@ -91,15 +91,19 @@ def inspect_source(
     look: Callable[[DataSample], None],
     check_counts: Callable[[], Sequence[Check]],
     check_stored: Callable[[], Sequence[Check]],
+    *,
+    generated: bool,
 ) -> DataSample:
     """Look at a source, whose counts and stored prompts are checked too; an error in one does not stop the others.
 
     Args:
         look: fills the sample.
-        check_counts: finds counts that the source cannot give.
+        check_counts: finds counts that the source cannot give, if it generates.
         check_stored: finds stored prompts of other options.
+        generated: whether the source generates.
     """
-    sample, counts = DataSample(), guard(GROUP, "counts", check_counts)
+    unread = Check(GROUP, "counts", "skipped", "known once the source is read as a whole")
+    sample, counts = DataSample(), guard(GROUP, "counts", check_counts) if generated else [unread]
     try:
         look(sample)
     except Exception as error:  # files, hub and generator may raise anything; the other checks still count

@@ -33,14 +33,14 @@ def _without_deprecation() -> Iterator[None]:
         yield
 
 
-def read_variable(name: str, *default: Any) -> Any:
+def read_variable(name: str, *default: Any, environ: Mapping[str, str] = os.environ) -> Any:
     """The resolver `oc.env`: an empty variable is unset where there is a default, and `~` is the home folder.
 
     Compose files and .env files set variables that they have no value for, and no shell expands the `~` in them.
     """
-    if default and not os.environ.get(name):
+    if default and not environ.get(name):
         return None if default[0] is None else str(default[0])
-    return os.path.expanduser(oc.env(name, *default))
+    return os.path.expanduser(environ[name] if name in environ else oc.env(name))  # which says what is missing
 
 
 def task_data(parameters: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -103,12 +103,9 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def globals_with(self, variables: Mapping[str, str]) -> dict[str, Any]:
         """Globals of a command with these further environment variables; no variable is set here."""
-
-        def env(name: str, *default: Any) -> Any:
-            return os.path.expanduser(variables[name]) if name in variables else read_variable(name, *default)
-
         with _without_deprecation():
-            OmegaConf.register_new_resolver("oc.env", env, replace=True)
+            read = partial(read_variable, environ={**os.environ, **variables})
+            OmegaConf.register_new_resolver("oc.env", read, replace=True)
             try:
                 # Kedro reads the files again, and resolves no --params in them.
                 return super().__getitem__("globals")

@@ -11,10 +11,11 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from markupsafe import Markup, escape
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.images import png_data_uri
+from geo_sokoban_pipeline.envs.images import encode_png, png_data_uri
 from geo_sokoban_pipeline.formats import DASH, count, number, percent, percent_range, shorten, signed
 from geo_sokoban_pipeline.reporting.episodes import describe_end, episode_frames
 from geo_sokoban_pipeline.tasks import task_or_plain
@@ -90,9 +91,7 @@ def _thumbnail(png: bytes) -> str:
             return png_data_uri(png)
         small = image.convert("RGB")
         small.thumbnail((_SIDE, _SIDE))
-    buffer = io.BytesIO()
-    small.save(buffer, "PNG")
-    return png_data_uri(buffer.getvalue())
+    return png_data_uri(encode_png(np.asarray(small)))
 
 
 def _plain(text: str) -> Markup:

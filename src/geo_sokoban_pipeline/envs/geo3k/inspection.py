@@ -48,6 +48,7 @@ def inspect_problems(
         look,
         lambda: check_counts_drawn(options, section),
         lambda: check_stored_prompts(options, section, stored),
+        generated=options.source == "generate",
     )
 
 
@@ -81,8 +82,6 @@ def check_counts_drawn(options: Geo3kDataOptions, section: str) -> list[Check]:
     Raises:
         ProblemsExhaustedError: the families hold too few problems.
     """
-    if options.source != "generate":
-        return [Check(GROUP, "counts", "skipped", "known once the source is read as a whole")]
     if options.problems.difficulty != "tiny":
         text = f"problems of difficulty {options.problems.difficulty} are too many to run out, and take long to draw"
         return [Check(GROUP, "counts", "skipped", text)]

@@ -43,7 +43,12 @@ def inspect_levels(options: SokobanDataOptions, rows: int, hub: HubReader | None
         lengths = [level.solution_length for level, _ in reading.levels if level.solution_length is not None]
         sample.longest = options.max_solution if options.source == "generate" else max(lengths, default=0)
 
-    return inspect_source(look, lambda: check_yields(options), lambda: check_stored_prompts(options, stored))
+    return inspect_source(
+        look,
+        lambda: check_yields(options),
+        lambda: check_stored_prompts(options, stored),
+        generated=options.source == "generate",
+    )
 
 
 def sample_levels(options: SokobanDataOptions, rows: int, hub: HubReader | None) -> tuple[list[Check], Reading]:
@@ -62,9 +67,7 @@ def sample_levels(options: SokobanDataOptions, rows: int, hub: HubReader | None)
 
 
 def check_yields(options: SokobanDataOptions) -> list[Check]:
-    """Whether generated counts are possible; `skipped` for sources that are read or settings too large to count."""
-    if options.source != "generate":
-        return [Check(GROUP, "counts", "skipped", "known once the source is read as a whole")]
+    """Whether generated counts are possible; `skipped` for settings too large to count."""
     if (yields := split_yields(options)) is None:
         return [Check(GROUP, "counts", "skipped", "the setting holds too many levels to count them")]
     short = [split for split, there in yields.items() if there < (getattr(options.counts, split) or 0)]
