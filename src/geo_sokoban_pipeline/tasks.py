@@ -166,6 +166,8 @@ def _find_file() -> Path:
     The configuration is that of `--conf-source`, else that of the project as Kedro finds it: from the working directory
     upwards. A session that was started elsewhere, as in a notebook, has the project whose `src` holds this package.
     """
+    # Kedro hands --conf-source to the session alone, which is made after the import of the settings: these import the
+    # models of the parameters, which have a section for each task.
     words = sys.argv[1:]
     given = [word.partition("=")[2] for word in words if word.startswith("--conf-source=")]
     given += [value for word, value in pairwise(words) if word == "--conf-source"]

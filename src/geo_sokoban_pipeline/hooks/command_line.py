@@ -90,6 +90,7 @@ class CommandLineHooks:
             stop(str(error))
         if project_metadata is None:
             return
+        # In place: a command of our own, the place that Kedro has for other options, would be a copy of its `run`.
         if command_args[:1] == ["run"]:
             prepare_words(command_args)
         else:

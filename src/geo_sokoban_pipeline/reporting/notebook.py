@@ -272,7 +272,7 @@ def draw_occlusion(image: bytes, parts: pd.DataFrame, width: int = 320) -> Image
 def _uri(image: bytes | str | Image.Image) -> str:
     if isinstance(image, Image.Image):
         buffer = io.BytesIO()
-        image.save(buffer, "PNG")
+        image.save(buffer, "PNG")  # not `encode_png`: the image may be of any mode, and transparent
         image = buffer.getvalue()
     return png_data_uri(image) if isinstance(image, bytes) else image
 
