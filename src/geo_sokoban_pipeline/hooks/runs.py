@@ -267,7 +267,7 @@ def _check_selection(run_params: dict[str, Any], request: CommandRequest) -> Non
 
 
 # A pre-flight, an estimate and an audit make no result, a comparison none of its own.
-_UNTIMED = ("check_", "estimate_", "audit_", "compare")
+WITHOUT_RESULT = ("check_", "estimate_", "audit_", "compare")
 
 
 class HistoryHooks(ContextHooks):
@@ -280,7 +280,7 @@ class HistoryHooks(ContextHooks):
     def before_pipeline_run(self, pipeline: Pipeline) -> None:
         """Begin the command's entry in each run; `RunHooks` is called before, so a refused command leaves none."""
         self._records = []
-        runs = [run for run in run_names(pipeline, pipelines) if not run.startswith(_UNTIMED)]
+        runs = [run for run in run_names(pipeline, pipelines) if not run.startswith(WITHOUT_RESULT)]
         if not runs:
             return
         entry = {"command": typed_command(), "env": self._env or "local", **describe_maker(self._project)}

@@ -31,7 +31,7 @@ from kedro.pipeline.node import Node
 from geo_sokoban_pipeline.envs.data_identity import used_options
 from geo_sokoban_pipeline.formats import leaves
 from geo_sokoban_pipeline.hooks.parameters import ContextHooks
-from geo_sokoban_pipeline.hooks.runs import run_names
+from geo_sokoban_pipeline.hooks.runs import WITHOUT_RESULT, run_names
 from geo_sokoban_pipeline.hooks.terminal import write_result
 from geo_sokoban_pipeline.hooks.tracked import (
     ARTIFACTS,
@@ -322,7 +322,6 @@ def _portable(uri: str) -> str:
 log = logging.getLogger(__name__)
 
 _STUDY = "study"
-_UNTRACKED = ("check_", "estimate_", "audit_", "compare")  # they train nothing
 
 
 Tracker = MlflowRun | WandbRun  # a run of a tracking service; each method may raise whatever the service raises
@@ -342,7 +341,7 @@ class TrackingHooks(ContextHooks):
         self._runs, self._inputs = {}, set()
         if not self._parameters.tracking.enabled:
             return
-        self._own = [run for run in run_names(pipeline, pipelines) if not run.startswith(_UNTRACKED)]
+        self._own = [run for run in run_names(pipeline, pipelines) if not run.startswith(WITHOUT_RESULT)]
         self._runs = {run: [] for run in self._own}
         for run in self._own:
             self._attempt(MlflowRun.service, f"open the MLflow run of {run}", self._open, run)

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_config, fetch
 from geo_sokoban_pipeline.runs.fingerprint import as_current
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, find_holder
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, check_model_type, check_policy_files, open_policy
-from geo_sokoban_pipeline.runs.provenance import COMMANDS_FILE, read_commands
+from geo_sokoban_pipeline.runs.provenance import COMMANDS_FILE
 from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
     MANIFEST,
@@ -476,10 +476,6 @@ class RunStore:
         """Files of the evaluation's episodes by partition, `iter=<number of the policy>/part-…`."""
         folder = self.folders(source).outputs / "held_out_trajectories"
         return {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob("iter=*/part-*.parquet"))}
-
-    def commands(self, source: SourceOptions) -> list[dict[str, Any]]:
-        """The commands that have made a run, see `runs/provenance.py`."""
-        return read_commands(self.folders(source).outputs)
 
     def settings(self, source: SourceOptions) -> dict[str, Any]:
         """Settings of a run's newest checkpoint: its fingerprint, flat, and its layout."""

@@ -8,7 +8,7 @@ from typing import Any
 from geo_sokoban_pipeline.config.base import split_runs
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.runs.folders import RunStore, committed_iteration
-from geo_sokoban_pipeline.runs.provenance import summarise_commands
+from geo_sokoban_pipeline.runs.provenance import read_commands, summarise_commands
 from geo_sokoban_pipeline.tasks import DEFAULT
 
 
@@ -27,7 +27,8 @@ def compare_runs(runs: RunStore, names: Any) -> str:
     found = []
     for run, run_id in runs.find_runs(split_runs(names), f"train_{DEFAULT}"):
         source = SourceOptions(run=run, run_id=run_id)
-        newest = committed_iteration(runs.folders(source).models)
+        folders = runs.folders(source)
+        newest = committed_iteration(folders.models)
         files = runs.held_out_files(source)
         found.append(
             ComparedRun(
@@ -36,7 +37,7 @@ def compare_runs(runs: RunStore, names: Any) -> str:
                 metrics=[row for row in runs.metrics(source) if newest is None or row["iteration"] <= newest],
                 summary=runs.evaluation(source),
                 settings=runs.settings(source),
-                time=summarise_commands(runs.commands(source)),
+                time=summarise_commands(read_commands(folders.outputs)),
                 held_out={name: partial(read_trajectories, path) for name, path in files.items()},
             )
         )
