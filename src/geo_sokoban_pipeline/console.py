@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,8 +90,10 @@ def _shorten(record: logging.LogRecord) -> bool:
         record.msg, record.args = text.partition("%s")[0] + node, ()
         if text.startswith("Node"):
             record.msg += " failed"
-            # An error of this package, whose message the command ends with, needs no line of its own.
-            return not type(sys.exc_info()[1]).__module__.startswith("geo_sokoban_pipeline.")
+            # An error of this package, whose message the command ends with, needs no line of its own; of several nodes
+            # that fail in threads it ends with one alone.
+            is_own = type(sys.exc_info()[1]).__module__.startswith("geo_sokoban_pipeline.")
+            return not is_own or threading.current_thread() is not threading.main_thread()
     return not text.startswith(_UNSAID.get(record.name, ()))
 
 

@@ -57,6 +57,9 @@ def catalog(tmp_path_factory):
 def test_every_dataset_and_parameter_has_its_entry(catalog):
     used = {name for pipeline in REGISTERED.values() for name in pipeline.datasets()}
     assert {name for name in used if name not in catalog} == set(IN_MEMORY)
+    for name in used:
+        if ".source_" in name:
+            catalog.get(name)  # raises for a part that there is not
     # Each node names the sections that it needs, so that Kedro checks them and kedro-viz draws them.
     assert "parameters" not in used
 

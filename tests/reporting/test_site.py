@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -370,6 +371,10 @@ def test_runs_are_found_at_any_level(tmp_path: Path) -> None:
         assert [run.name for run in runs] == names and sum(run.index.num_rows for run in runs) == count
         again = find_runs([tmp_path / place, tmp_path / place])  # named twice, found once; index files are there now
         assert [run.index.num_rows for run in again] == [run.index.num_rows for run in runs]
+    copied = tmp_path / "My copies" / "run A"  # a name that no run can have
+    shutil.copytree(tmp_path / "07_model_output" / "train_sokoban" / "seed2", copied)
+    (run,) = find_runs([copied])
+    assert (run.name, run.index.num_rows, run.settings) == ("My copies/run A", 4, {})
 
 
 def test_a_file_on_its_own_is_a_run(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_everything_is_written_and_prose_stays(tmp_path):
     docs.mkdir()
     page = docs / "learning.md"
     page.write_text("before\n<!-- study:default:begin -->\n<!-- study:default:end -->\nafter\n")
-    with pytest.raises(FileNotFoundError, match=r"README\.md"):
+    with pytest.raises(MarkerError, match=r"README\.md"):
         check_docs(docs, "default")
     (tmp_path / "README.md").write_text("<!-- readme:results:begin --><!-- readme:results:end -->")
     check_docs(docs, "default")

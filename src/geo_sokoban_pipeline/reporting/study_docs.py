@@ -192,12 +192,11 @@ def check_docs(docs: Path, name: str) -> None:
     """Check that the documents exist and have their markers, before the runs that take hours.
 
     Raises:
-        FileNotFoundError: a document is missing.
-        MarkerError: it has no markers.
+        MarkerError: a document is missing, or has no markers.
     """
     for path, marker in _documents(docs, name):
         if not path.is_file():
-            raise FileNotFoundError(f"study.docs={docs}: there is no {path}. Give the folder of the docs, or null.")
+            raise MarkerError(f"study.docs={docs}: there is no {path}. Give the folder of the docs, or null.")
         read_section(path.read_text(encoding="utf-8"), marker, path)
 
 

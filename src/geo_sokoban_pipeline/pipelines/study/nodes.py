@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.processes import count_cores
 from geo_sokoban_pipeline.runs.lock import RunLock
 from geo_sokoban_pipeline.studies.plan import Command, StudyRun, plan_members
-from geo_sokoban_pipeline.studies.run import StudyFolder, run_members
+from geo_sokoban_pipeline.studies.run import StudyError, StudyFolder, run_members
 from geo_sokoban_pipeline.tasks import task_of
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def plan_study(
     task = task_of(definition.task)
     docs = None if options.docs is None else command.project / options.docs
     if not (command.project / "pyproject.toml").is_file():  # an installed package alone is not enough
-        raise FileNotFoundError(
+        raise StudyError(
             f"A study starts `kedro run` commands of its own, but {command.project} is no project folder: it has "
             "no pyproject.toml. Run it in a checkout of the project."
         )

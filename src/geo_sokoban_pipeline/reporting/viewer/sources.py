@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.reporting.episodes import TokenTexts, read_token_texts
 from geo_sokoban_pipeline.runs.folders import (
     ASIDE,
     DATA_NOTE,
+    RunFolders,
     RunStore,
     committed_iteration,
     prompts_folder,
@@ -156,8 +157,8 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
     """
     outputs = outputs.absolute()
     run, run_id, root = outputs.parent.name, outputs.name, outputs.parents[2]
-    store, source = RunStore(root), SourceOptions(run=run, run_id=run_id)
-    folders = store.folders(source)
+    # A folder that was copied may have a name that no run can have.
+    store, folders = RunStore(root), RunFolders.of(root, run, run_id)
     if files is None:
         # Of a run that goes on, what its newest checkpoint commits.
         index = keep_committed(read_index(outputs, task_or_plain), committed_iteration(folders.models))
@@ -174,7 +175,7 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
         f"{run}/{run_id}",
         index,
         outputs,
-        store.settings(source) if models.is_dir() else {},
+        store.settings(SourceOptions(run=run, run_id=run_id)) if models.is_dir() else {},
         read_token_texts(words) if words else None,
         scores,
         report if report.is_file() else None,
