@@ -26,7 +26,6 @@ def test_estimators_of_a_run(finished_run, tmp_path):
     for name, text in (("mine", MINE), ("broken", BROKEN)):
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     options = {
-        **{"prompts": 4, "iterations": 5, "visits": 2, "continuations": 6},
         "estimators": {
             "mine": {"advantage": f"{tmp_path / 'mine.py'}", "advantage_args": {"scale": 2.0}},
             "broken": {"advantage": f"{tmp_path / 'broken.py'}"},
@@ -60,8 +59,6 @@ def test_estimators_of_a_run(finished_run, tmp_path):
 def test_geometry(stored_run):
     """One response: its true advantage is its reward less the value of the prompt."""
     project = stored_run("geo3k")
-    project.run(
-        "credit_geo3k", params={"credit_geo3k": {"prompts": 3, "iterations": 3, "visits": 2, "continuations": 4}}
-    )
+    project.run("credit_geo3k")
     found = project.load("credit_geo3k.credit")
     assert found["prompts"] == 3 and found["estimators"]["rloo"]["zeros"]["value"] is not None

@@ -167,17 +167,17 @@ def forget(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "weight_version": "default"}
 
 
-def killing(monkeypatch: pytest.MonkeyPatch, kind: type, server: int) -> None:
+def killing(monkeypatch: pytest.MonkeyPatch, server: int) -> None:
     """Have a server killed when its second bucket is collected, and the first one on its way."""
-    advance, asked = kind.advance, list[str]()
+    advance, asked = RankSender.advance, list[str]()
 
-    def advance_and_kill(self: Any, specs: Mapping[str, TensorSpec] | None) -> str | None:
+    def advance_and_kill(self: RankSender, specs: Mapping[str, TensorSpec] | None) -> str | None:
         asked.extend(specs or ())
         if specs and next(iter(specs)) != asked[0] and psutil.pid_exists(server):
             kill(server)
         return advance(self, specs)
 
-    monkeypatch.setattr(kind, "advance", advance_and_kill)
+    monkeypatch.setattr(RankSender, "advance", advance_and_kill)
 
 
 def test_the_senders_memory_and_a_server_that_is_killed_in_an_update(
@@ -207,12 +207,12 @@ def test_the_senders_memory_and_a_server_that_is_killed_in_an_update(
                 # Rank 0, which is the driver here, also receives a bucket by a collective.
                 assert peak() - first <= (3 if by_ranks else 2) * bucket, way
                 check(backend, policy, [(request, ask(engine, request)[request.id])])
-                if "group" in way:
+                if way == "group by ranks":
                     backend.step(batches["one"], OBJECTIVE, 1e-3)
                     (server,) = engine.servers
                     assert server.launched is not None
                     with monkeypatch.context() as patched:
-                        killing(patched, RankSender if by_ranks else sender.BucketSender, server.launched.pid)
+                        killing(patched, server.launched.pid)
                         engine.update_weights(source_of(backend, workers, by_ranks=by_ranks), version + 10)
                     assert engine.restarts == 1
                     check(backend, policy, [(request, ask(engine, request)[request.id])])
