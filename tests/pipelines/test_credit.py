@@ -61,4 +61,4 @@ def test_geometry(stored_run):
     project = stored_run("geo3k")
     project.run("credit_geo3k")
     found = project.load("credit_geo3k.credit")
-    assert found["prompts"] == 3 and found["estimators"]["rloo"]["zeros"]["value"] is not None
+    assert found["prompts"] == 4 and found["estimators"]["rloo"]["zeros"]["value"] is not None
