@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -63,7 +63,7 @@ class Project:
         typed = [f"--env={self.conf_env}", *words]
         with self._environment():
             prepare_params(typed)
-            return CliRunner().invoke(SimpleNamespace(name="run", main=_run_command), typed)  # type: ignore[arg-type]
+            return CliRunner().invoke(RunCommand("run"), typed)
 
     def succeed(self, *words: str) -> Result:
         """A command that must succeed."""
@@ -99,13 +99,15 @@ class Project:
             yield
 
 
-def _run_command(**options: Any) -> None:
+class RunCommand(click.Command):
     """`kedro run`, whose errors end as on Kedro's command line."""
-    try:
-        find_run_command(PACKAGE).main(**options)
-    except Exception as error:
-        CommandLineHooks(list).end_command(error, 1)
-        raise
+
+    def main(self, *given: Any, **options: Any) -> Any:
+        try:
+            return find_run_command(PACKAGE).main(*given, **options)
+        except Exception as error:
+            CommandLineHooks(list).end_command(error, 1)
+            raise
 
 
 def read_episodes(outputs: Path) -> list[Trajectory]:

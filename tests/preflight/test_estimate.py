@@ -148,6 +148,7 @@ def test_updates_that_were_measured(changes: dict[str, Any], measured: float, wi
 
 
 EIGHT: dict[str, Any] = {"processes": 8, "sharding": "full", "optimizer__gradient_sync": "micro_batch"}
+BUCKETS = {"rollout__server__bucket_bytes": 1 << 29}  # as the presets have it
 SERVERS = {"rollout__server__count": 8, "rollout__server__colocated": True, "rollout__server__memory_fraction": 0.8}
 
 
@@ -159,9 +160,9 @@ SERVERS = {"rollout__server__count": 8, "rollout__server__colocated": True, "rol
         ({"rollout__engine": "transformers"}, ("rollout: decode",), 135, 135, 2.2),
         (SERVERS, ("scoring: old log-probs", "training step"), 80, 100, 1.3),
         ({**SERVERS, "rollout__server__update": "tensors"}, ("weights to the engines",), 200, 350, 1),
-        # By handles of the GPU's memory, in buckets of 1 GiB; in Ray as on one machine. Peers' were taken.
-        (SERVERS, ("weights to the engines",), 3, 10, 2),
-        ({**SERVERS, "placement": "ray"}, ("weights to the engines",), 3, 10, 2),
+        # By handles of the GPU's memory; in Ray as on one machine.
+        ({**SERVERS, **BUCKETS}, ("weights to the engines",), 3, 10, 1),
+        ({**SERVERS, **BUCKETS, "placement": "ray"}, ("weights to the engines",), 3, 10, 1),
         # Pinned; one GPU was since measured at 50 GB/s.
         (SERVERS, ("state off and onto the GPU",), 2, 5, 4),
         (SERVERS, ("checkpoint",), 1, 2, 1),  # every 20; by all ranks in place, as peers write it, in 20 to 40 s

@@ -36,11 +36,8 @@ from geo_sokoban_pipeline.processes import gloo_on, interface_of, with_variable
 from geo_sokoban_pipeline.progress import waiting
 
 _JOIN_TIME = timedelta(seconds=60)
-
-
-Handles = Mapping[
-    str, Sequence[Sequence[bytes]]
-]  # by the address of a server, a text in pieces for each of its processes
+# By the address of a server: a text, in pieces, for each of its processes.
+Handles = Mapping[str, Sequence[Sequence[bytes]]]
 
 
 class Sender(Protocol):

@@ -1,10 +1,10 @@
 """Sends weights to servers in one of four ways, and verifies their tag afterwards.
 
-Through a folder that the servers read (`disk`), in requests (`tensors`), by a broadcast in a process group of this
-process and the servers (`group`), or as handles of GPU memory that the servers open (`ipc`). Weights are read once for
-all servers, in buckets. The next one is collected and encoded while one is sent (`sender.py`), so the process that has
-them needs the memory of two. A set of weights has a unique tag. The server repeats it with every response, so every
-token is attributed to the weights that sampled it.
+Through a folder that the servers read (`disk`), in requests (`tensors`), by a broadcast in a process group of the
+servers and the process that has the weights (`group`), or as handles of GPU memory that the servers open (`ipc`).
+Weights are read once for all servers, in buckets. The next one is collected and encoded while one is sent
+(`sender.py`), so that process needs the memory of two. A set of weights has a unique tag. The server repeats it with
+every response, so every token is attributed to the weights that sampled it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Advance = Callable[[Mapping[str, TensorSpec] | None], str | None]  # see `Sender
 
 
 class _BrokenGroupError(Exception):
-    """What failed of this end of a process group."""
+    """This end of a process group failed; the message says how."""
 
 
 class WeightUpdate:
@@ -112,7 +112,6 @@ class WeightUpdate:
 
         A bucket with handles lives until all servers have answered.
         """
-
         is_text = self._way == "tensors"
 
         def collect(specs: Mapping[str, TensorSpec] | None) -> Sequence[bytes]:
@@ -209,7 +208,7 @@ class WeightUpdate:
         await asyncio.gather(*ends, return_exceptions=True)  # a fault shows in the next command
 
     async def _in_thread(self, work: Callable[..., Any], *given: Any) -> Any:
-        """What a function returns in a thread, which goes on when this is cancelled."""
+        """Call a function in a thread, and return its result; a cancellation does not end the thread."""
         self._work = asyncio.ensure_future(asyncio.to_thread(work, *given))
         return await asyncio.shield(self._work)
 
@@ -229,7 +228,7 @@ class WeightUpdate:
 
 
 async def _both(post: Coroutine[Any, Any, None], collect: Coroutine[Any, Any, Any]) -> Any:
-    """What is collected, once both have ended; a failure of that ends the other."""
+    """Run both, and return the result of `collect`; its failure ends `post`."""
     posted, collected = asyncio.ensure_future(post), asyncio.ensure_future(collect)
     await asyncio.wait({posted, collected}, return_when=asyncio.FIRST_EXCEPTION)
     if collected.done() and collected.exception() is not None:
