@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.pipelines.study.nodes import plan_study
 from geo_sokoban_pipeline.runs.lock import RunLock
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.studies.plan import Command
+from geo_sokoban_pipeline.studies.run import StudyError
 from runs import ROOT, finish, kedro_command
 
 
@@ -129,7 +130,7 @@ def test_a_study_needs_a_project_folder(tmp_path):
     """An installed package has no folder from which a study could start `kedro run`."""
     command = Command(tmp_path, "conf", None, tmp_path / "data", lambda root: root)
     sections = {name: section_model(name)() for name in ("study_default", "train_sokoban", "sokoban")}
-    with pytest.raises(FileNotFoundError, match=r"no project folder: it has no pyproject\.toml"):
+    with pytest.raises(StudyError, match=r"no project folder: it has no pyproject\.toml"):
         plan_study(command, StudyOptions(), TrackingOptions(), studies=("default",), **sections)
 
 
