@@ -32,6 +32,7 @@ def recipe(name, solved, clipped=0.01, spent=100.0, weights=None, **changes):
                 "sampled": [value, 640],
                 "greedy": [value + 6, 640],
                 "cpu_seconds": spent + number,
+                "spent": round((spent + number) / (100.0 + number), 3),
                 "iterations": 150,
                 "clipped": clipped,
                 "weights_clipped": weights,

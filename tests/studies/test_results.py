@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.studies.results import (
     collect_results,
     describe_machine,
     evaluation_rows,
+    join_recipes,
     loop_curve,
 )
 from geo_sokoban_pipeline.studies.run import StudyFolder
@@ -218,7 +219,7 @@ def test_a_compared_recipe_is_in_the_table_once_all_its_seeds_are_finished(tmp_p
     assert [seed["run_id"] for seed in results["seeds"]] == ["tried-seed4", "tried-seed7"]
     assert results["planned"] == recipes
     own, rloo = results["recipes"]
-    same = {"cpu_seconds": 304.5, "iterations": 203, "greedy": [5, 8]}
+    same = {"cpu_seconds": 304.5, "spent": 1.0, "iterations": 203, "greedy": [5, 8]}
     assert own == {
         "name": "",
         "changes": {},
@@ -230,3 +231,59 @@ def test_a_compared_recipe_is_in_the_table_once_all_its_seeds_are_finished(tmp_p
     assert (rloo["name"], rloo["changes"]) == ("rloo", {"grpo": {"advantage": "rloo"}})
     assert [seed["sampled"] for seed in rloo["seeds"]] == [[7, 8], [8, 8]]
     assert rloo["seeds"][0]["clipped"] == pytest.approx((134 * 0.25 + 67 * 0.5) / 201)
+
+
+CHANGES = {name: {"grpo": {"advantage": name}} for name in ("rloo", "opo", "dr_grpo")}
+
+
+def compared(*names, cores=2, solved=6, **changes):
+    """Results of one seed whose finished recipes are these."""
+    recipes = [{"name": "", "changes": {}, "seeds": [seed(solved)]}]
+    recipes += [{"name": name, "changes": CHANGES[name], "seeds": [seed(7)]} for name in names]
+    maker = {"cores": cores, "commit": f"c{cores}"}
+    made_with = {f"tried-seed4{'-' * bool(one['name'])}{one['name']}": maker for one in recipes}
+    machine = {"workers": 1, "other_workers": cores, **describe_machine({"x": {"workers": 1, "maker": maker}}, ["x"])}
+    return {
+        "study": "tried",
+        "levels": {"distinct": 8},
+        "planned": CHANGES,
+        "machine": machine,
+        "made_with": made_with,
+        "recipes": recipes,
+        **changes,
+    }
+
+
+def seed(solved):
+    return {"seed": 4, "sampled": [solved, 8], "greedy": [5, 8], "spent": 1.0, "iterations": 9}
+
+
+def test_a_table_grows_by_the_rows_of_earlier_commands():
+    """In the order of the plan, whoever made them; a recipe that was run again replaces its older row."""
+    old, new = compared("rloo", "dr_grpo", cores=4), compared("opo", "rloo")
+    joined = join_recipes(new, old)
+    assert [recipe["name"] for recipe in joined["recipes"]] == ["", "rloo", "opo", "dr_grpo"]
+    assert joined["made_with"] == {
+        "tried-seed4": {"cores": 2, "commit": "c2"},
+        "tried-seed4-opo": {"cores": 2, "commit": "c2"},
+        "tried-seed4-rloo": {"cores": 2, "commit": "c2"},
+        "tried-seed4-dr_grpo": {"cores": 4, "commit": "c4"},
+    }
+    assert (joined["machine"]["cores"], joined["machine"]["commit"]) == ([2, 4], ["c2", "c4"])
+    assert join_recipes(old, old) == old
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"planned": {**CHANGES, "dr_grpo": {"grpo": {"advantage": "dr_grpo", "gamma": 0.5}}}}, "options have changed"),
+        ({"planned": {"rloo": CHANGES["rloo"]}}, "options have changed"),
+        ({"solved": 7}, "compared with those of other runs"),
+        ({"levels": {"distinct": 9}}, "compared with those of other runs"),
+    ],
+)
+def test_rows_that_cannot_stand_beside_the_new_ones_are_named(changes, named, caplog):
+    new = compared("rloo", **changes)
+    with caplog.at_level("WARNING"):
+        assert join_recipes(new, compared("dr_grpo", cores=4)) == new
+    assert [named in message and "dr_grpo" in message for message in caplog.messages] == [True]

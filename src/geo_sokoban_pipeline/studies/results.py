@@ -5,6 +5,7 @@ Solve rates are kept as counts, so that readers of the file can check and pool t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import fmean
@@ -24,6 +25,7 @@ from geo_sokoban_pipeline.tasks import task_of
 # Iterations whose memory is compared, each the mean of five.
 _EARLY, _LATE = 20, 200
 _MAKER = ("cores", "processor", "machine", "python", "torch", "transformers", "version", "commit")
+logger = logging.getLogger(__name__)
 
 
 class ResultsError(ValueError):
@@ -77,12 +79,14 @@ def collect_results(
 def _describe_recipes(study: StudyDefinition, members: Sequence[StudyRun]) -> list[dict[str, Any]]:
     """`name`, `changes` and `seeds` of each recipe that is finished for every seed; the first one is the study's own.
 
-    A seed has the solved and all episodes of the final policy by mode, CPU-seconds of GRPO, iterations, and the mean
-    shares of tokens that the loss and the importance rule have clipped (None: it has none).
+    A seed has the solved and all episodes of the final policy by mode, CPU-seconds of GRPO, the same in multiples of
+    those of the study's own recipe, iterations, and the mean shares of tokens that the loss and the importance rule
+    have clipped (None: it has none).
     """
     from geo_sokoban_pipeline.training.sft import grpo_cpu_seconds
 
-    found = []
+    found: list[dict[str, Any]] = []
+    spent: dict[int, float] = {}  # by the study's own recipe
     for name, changes in {"": {}, **study.recipes}.items():
         own = {member.seed: member for member in members if member.kind == "train" and member.part == name}
         if not own.keys() >= set(study.seeds):
@@ -92,11 +96,14 @@ def _describe_recipes(study: StudyDefinition, members: Sequence[StudyRun]) -> li
             member = own[seed]
             metrics = RunStore(member.root).metrics(SourceOptions(run=f"train_{member.task}", run_id=member.run_id))
             rows = evaluation_rows(read_json(member.summary), member.task)
+            seconds = grpo_cpu_seconds(metrics)
+            spent.setdefault(seed, seconds)
             seeds.append(
                 {
                     "seed": seed,
                     **{row["mode"]: [row["solved"], row["episodes"]] for row in rows if row["player"] == "final"},
-                    "cpu_seconds": round(grpo_cpu_seconds(metrics), 1),
+                    "cpu_seconds": round(seconds, 1),
+                    "spent": round(seconds / spent[seed], 3),
                     "iterations": len(metrics),
                     "clipped": _mean(metrics, "train/pg_clipfrac"),
                     "weights_clipped": _mean(metrics, "train/tis_clipfrac"),
@@ -104,6 +111,46 @@ def _describe_recipes(study: StudyDefinition, members: Sequence[StudyRun]) -> li
             )
         found.append({"name": name, "changes": dict(changes), "seeds": seeds})
     return found
+
+
+def join_recipes(results: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Results of a study with the recipes of an earlier file that are not among them, so that a table grows by rows.
+
+    A recipe of the file stands if the study still plans it so, and if the study's own runs of both have the same
+    rates on the same prompts in every seed: differences are taken from these. All others are named in the log.
+
+    Args:
+        results: of `collect_results`.
+        stored: the same, of an earlier command, perhaps on another machine.
+    """
+    own, before = (each["recipes"][0]["seeds"] for each in (results, stored))
+    same = _rates(own) == _rates(before) and results["levels"] == stored["levels"]
+    rows = {recipe["name"]: recipe for recipe in results["recipes"]}
+    kept = {}
+    for recipe in stored["recipes"]:
+        name = recipe["name"]
+        if name in rows:
+            continue
+        if same and results["planned"].get(name) == recipe["changes"]:
+            kept[name] = recipe
+        else:
+            why = "its options have changed" if same else "its rates were compared with those of other runs"
+            logger.warning("%s leaves out the stored row %s: %s.", results["study"], name, why)
+    runs = {f"{results['study']}-seed{seed['seed']}-{name}" for name in kept for seed in own}
+    makers = {run_id: maker for run_id, maker in stored["made_with"].items() if run_id in runs}
+    made_with = {**results["made_with"], **makers}
+    workers = max(each["machine"]["other_workers"] for each in (results, *([stored] if kept else [])))
+    rows |= kept
+    return {
+        **results,
+        "machine": {**results["machine"], **_name_makers(made_with.values()), "other_workers": workers},
+        "made_with": made_with,
+        "recipes": [rows[name] for name in ("", *results["planned"]) if name in rows],
+    }
+
+
+def _rates(seeds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    return [[seed["seed"], *(seed[mode] for mode in MODES), seed["iterations"]] for seed in seeds]
 
 
 def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -262,7 +309,14 @@ def describe_machine(records: Mapping[str, Mapping[str, Any]], trained: Sequence
     def most(chosen: Iterable[Mapping[str, Any]]) -> int:
         return max((record["workers"] for record in chosen), default=1)
 
-    makers = [record["maker"] for record in records.values()]
-    found: dict[str, Any] = {name: list(dict.fromkeys(maker.get(name) for maker in makers)) for name in _MAKER}
     others = [record for run_id, record in records.items() if run_id not in trained]
-    return {"workers": most(records[run_id] for run_id in trained), "other_workers": most(others), **found}
+    return {
+        "workers": most(records[run_id] for run_id in trained),
+        "other_workers": most(others),
+        **_name_makers(record["maker"] for record in records.values()),
+    }
+
+
+def _name_makers(makers: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    found = list(makers)
+    return {name: list(dict.fromkeys(maker.get(name) for maker in found)) for name in _MAKER}

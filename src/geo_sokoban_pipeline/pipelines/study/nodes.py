@@ -14,6 +14,7 @@ from geo_sokoban_pipeline.config.study import StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.processes import count_cores
 from geo_sokoban_pipeline.runs.lock import RunLock
+from geo_sokoban_pipeline.runs.storage import find_json
 from geo_sokoban_pipeline.studies.plan import Command, StudyRun, plan_members
 from geo_sokoban_pipeline.studies.run import StudyError, StudyFolder, run_members
 from geo_sokoban_pipeline.tasks import task_of
@@ -100,10 +101,14 @@ def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
 
 
 def collect_study(plan: StudyPlan) -> dict[str, dict[str, Any]]:
-    """Results by the name of the study."""
-    from geo_sokoban_pipeline.studies.results import collect_results
+    """Results by the name of the study; compared recipes join those that stand in its docs."""
+    from geo_sokoban_pipeline.studies.results import collect_results, join_recipes
 
-    return {plan.name: collect_results(plan.name, plan.definition, plan.members, plan.folder)}
+    results = collect_results(plan.name, plan.definition, plan.members, plan.folder)
+    if plan.docs is not None and "recipes" in results:
+        stored = find_json(plan.docs / "results" / f"{plan.name}.json")
+        results = join_recipes(results, stored or results)
+    return {plan.name: results}
 
 
 def write_docs(plan: StudyPlan, results: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, str]:
