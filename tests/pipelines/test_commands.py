@@ -11,10 +11,12 @@ from collections import Counter
 
 import pytest
 
+from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.study import StudyOptions
 from geo_sokoban_pipeline.parameters import TrackingOptions, section_model
 from geo_sokoban_pipeline.pipelines.study.nodes import plan_study
 from geo_sokoban_pipeline.runs.lock import RunLock
+from geo_sokoban_pipeline.runs.own_code import forget_edited
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.studies.plan import Command
 from geo_sokoban_pipeline.studies.run import StudyError
@@ -132,6 +134,31 @@ def test_a_study_needs_a_project_folder(tmp_path):
     sections = {name: section_model(name)() for name in ("study_default", "train_sokoban", "sokoban")}
     with pytest.raises(StudyError, match=r"no project folder: it has no pyproject\.toml"):
         plan_study(command, StudyOptions(), TrackingOptions(), studies=("default",), **sections)
+
+
+def test_a_study_calls_a_recipes_own_code_before_it_runs_anything(tmp_path):
+    """The first run of a recipe would find the error only after that of the study itself."""
+    file = tmp_path / "mine.py"
+    file.write_text("def advantage(episodes, args):\n    return args['scale'] * episodes.reward\n")
+    command = Command(ROOT, "conf", None, tmp_path / "data", lambda root: root)
+
+    def plan(**mine):
+        recipes = {"mine": {"grpo": {"advantage": str(file), **mine}}}
+        study = section_model("study_estimators").model_validate({"seeds": [3, 4], "recipes": recipes})
+        sections = {name: section_model(name)() for name in ("train_sokoban", "sokoban")}
+        options = StudyOptions(name="estimators", docs=None)
+        return plan_study(
+            command, options, TrackingOptions(), studies=("estimators",), study_estimators=study, **sections
+        )
+
+    with pytest.raises(ParameterError, match=r"study_estimators\.recipes\.mine\.grpo\.advantage=.*KeyError: 'scale'"):
+        plan()
+    before = {member.run_id: member.parameters for member in plan(advantage_args={"scale": 1.0}).members}
+    file.write_text(file.read_text() + "    # edited\n")
+    forget_edited()
+    after = {member.run_id: member.parameters for member in plan(advantage_args={"scale": 1.0}).members}
+    changed = [run_id for run_id in before if before[run_id] != after[run_id]]
+    assert changed == ["estimators-seed3-mine", "estimators-seed4-mine"]
 
 
 def copy_project(folder):

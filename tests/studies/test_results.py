@@ -236,10 +236,12 @@ def test_a_compared_recipe_is_in_the_table_once_all_its_seeds_are_finished(tmp_p
 CHANGES = {name: {"grpo": {"advantage": name}} for name in ("rloo", "opo", "dr_grpo")}
 
 
-def compared(*names, cores=2, solved=6, **changes):
+def compared(*names, cores=2, solved=6, code=None, **changes):
     """Results of one seed whose finished recipes are these."""
     recipes = [{"name": "", "changes": {}, "seeds": [seed(solved)]}]
     recipes += [{"name": name, "changes": CHANGES[name], "seeds": [seed(7)]} for name in names]
+    if code:
+        recipes[-1]["code"] = code
     maker = {"cores": cores, "commit": f"c{cores}"}
     made_with = {f"tried-seed4{'-' * bool(one['name'])}{one['name']}": maker for one in recipes}
     machine = {"workers": 1, "other_workers": cores, **describe_machine({"x": {"workers": 1, "maker": maker}}, ["x"])}
@@ -261,7 +263,7 @@ def seed(solved):
 def test_a_table_grows_by_the_rows_of_earlier_commands():
     """In the order of the plan, whoever made them; a recipe that was run again replaces its older row."""
     old, new = compared("rloo", "dr_grpo", cores=4), compared("opo", "rloo")
-    joined = join_recipes(new, old)
+    joined = join_recipes(new, old, {})
     assert [recipe["name"] for recipe in joined["recipes"]] == ["", "rloo", "opo", "dr_grpo"]
     assert joined["made_with"] == {
         "tried-seed4": {"cores": 2, "commit": "c2"},
@@ -270,20 +272,24 @@ def test_a_table_grows_by_the_rows_of_earlier_commands():
         "tried-seed4-dr_grpo": {"cores": 4, "commit": "c4"},
     }
     assert (joined["machine"]["cores"], joined["machine"]["commit"]) == ([2, 4], ["c2", "c4"])
-    assert join_recipes(old, old) == old
+    assert join_recipes(old, old, {}) == old
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "hashes", "named"),
     [
-        ({"planned": {**CHANGES, "dr_grpo": {"grpo": {"advantage": "dr_grpo", "gamma": 0.5}}}}, "options have changed"),
-        ({"planned": {"rloo": CHANGES["rloo"]}}, "options have changed"),
-        ({"solved": 7}, "compared with those of other runs"),
-        ({"levels": {"distinct": 9}}, "compared with those of other runs"),
+        ({"planned": {**CHANGES, "dr_grpo": {"grpo": {"advantage": "grpo"}}}}, {"f.py": "1"}, "have changed"),
+        ({}, {"f.py": "2"}, "have changed"),
+        ({}, {}, "have changed"),
+        ({"planned": {"rloo": CHANGES["rloo"]}}, {"f.py": "1"}, "does not plan it"),
+        ({"solved": 7}, {"f.py": "1"}, "compared with those of other runs"),
+        ({"levels": {"distinct": 9}}, {"f.py": "1"}, "compared with those of other runs"),
+        ({}, {"f.py": "1"}, None),
     ],
 )
-def test_rows_that_cannot_stand_beside_the_new_ones_are_named(changes, named, caplog):
-    new = compared("rloo", **changes)
+def test_rows_that_cannot_stand_beside_the_new_ones_are_named(changes, hashes, named, caplog):
+    new, old = compared("rloo", **changes), compared("dr_grpo", cores=4, code={"f.py": "1"})
     with caplog.at_level("WARNING"):
-        assert join_recipes(new, compared("dr_grpo", cores=4)) == new
-    assert [named in message and "dr_grpo" in message for message in caplog.messages] == [True]
+        joined = join_recipes(new, old, {"dr_grpo": hashes})
+    assert [recipe["name"] for recipe in joined["recipes"]] == ["", "rloo", *([] if named else ["dr_grpo"])]
+    assert [named in message and "dr_grpo" in message for message in caplog.messages] == [True] * bool(named)

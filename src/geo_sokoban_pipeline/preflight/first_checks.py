@@ -37,7 +37,7 @@ from geo_sokoban_pipeline.preflight.machine import (
 from geo_sokoban_pipeline.preflight.relations import check_conversations, check_counts, check_relations
 from geo_sokoban_pipeline.preflight.servers import check_launch, check_servers, needed_environment_servers
 from geo_sokoban_pipeline.preflight.stored import TRAINING
-from geo_sokoban_pipeline.runs.fingerprint import own_estimators
+from geo_sokoban_pipeline.runs.fingerprint import named_code, own_estimators
 from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
@@ -154,15 +154,10 @@ def check_replaced(
         named[f"{run}.source.checkpoint"] = str(source.checkpoint)
     if isinstance(options, TrainOptions):
         named[f"{run}.policy.path"] = options.policy.path if options.policy.source == "folder" else None
-        specs = {
-            **options.env.named_code,
-            "reward.function": options.reward.function,
-            "rollout.function": options.rollout.function,
-            "warm_start.teacher.factory": options.warm_start.teacher.factory,
-            **own_estimators(options.grpo),
-        }
         named[f"{run}.grpo.advantage_args.teacher"] = options.grpo.teacher
-        named |= {f"{run}.{name}": spec.partition(":")[0] for name, spec in specs.items() if ".py" in spec}
+        named |= {
+            f"{run}.{name}": spec.partition(":")[0] for name, spec in named_code(options).items() if ".py" in spec
+        }
         data = getattr(parameters, options.task)
         if data.source == "file":
             named |= {f"{options.task}.file.{field}": getattr(data.file, field, None) for field in SOURCE_FILES}
@@ -323,6 +318,19 @@ _CHECKS: Mapping[str, Sequence[Callable[[Subject], Sequence[Check]]]] = {
 }
 
 
+def check_estimators(run: str, options: TrainOptions) -> None:
+    """Call the user's own estimators, if a run has any, on made-up episodes and tokens.
+
+    Raises:
+        ParameterError: names the option and the line of an error.
+    """
+    if own_estimators(options.grpo):
+        # It runs user code, and imports torch.
+        from geo_sokoban_pipeline.preflight.own_code import try_estimators
+
+        _report(run, try_estimators(run, options))
+
+
 def check_plugins(run: str, parameters: ProjectParameters) -> None:
     """Check that the objects that a run names exist and accept their arguments.
 
@@ -334,11 +342,8 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
         return
     run = f"{TRAINING}{task}"  # the other kinds use its options
     options: TrainOptions = getattr(parameters, run)
-    if kind not in ("evaluate", "control") and own_estimators(options.grpo):  # those train by no advantage
-        # It runs user code, and imports torch.
-        from geo_sokoban_pipeline.preflight.own_code import try_estimators
-
-        _report(run, try_estimators(run, options))
+    if kind not in ("evaluate", "control"):  # those train by no advantage
+        check_estimators(run, options)
     if kind == "update":
         # It rolls out nothing, but an advantage of turns uses the arguments of the project's reward.
         if options.reward.function.startswith("geo_sokoban_pipeline."):

@@ -236,13 +236,25 @@ def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -
         "seed": seed,
         "data": dict(data),
     }
-    named = {
+    named = named_code(options)
+    del named["warm_start.teacher.factory"]
+    return _identity(values) | _own_code(named)
+
+
+def hash_code(options: TrainOptions) -> Fingerprint:
+    """Hash of each file of own code that a training run and its warm start depend on; empty: there is none."""
+    return _own_code(named_code(options))
+
+
+def named_code(options: TrainOptions) -> dict[str, str]:
+    """Everything that a training run names and that may be the user's own code, by option; own estimators alone."""
+    return {
         **options.env.named_code,
         "reward.function": options.reward.function,
         "rollout.function": options.rollout.function,
+        "warm_start.teacher.factory": options.warm_start.teacher.factory,
         **own_estimators(options.grpo),
     }
-    return _identity(values) | _own_code(named)
 
 
 def own_estimators(grpo: GrpoOptions) -> dict[str, str]:

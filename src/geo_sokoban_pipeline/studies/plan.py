@@ -16,6 +16,7 @@ from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.config.study import StudyDefinition
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.parameters import TrackingOptions
+from geo_sokoban_pipeline.runs.fingerprint import hash_code
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.provenance import DATA_ROOT
 from geo_sokoban_pipeline.runs.storage import MANIFEST
@@ -85,7 +86,7 @@ class StudyRun:
         root: data root.
         params: what `--params` would give.
         parameters: everything that its result depends on, with all defaults, as JSON values; without the number of
-            processes and threads, which changes last bits only.
+            processes and threads, which changes last bits only. `code` has the hashes of the user's own code, if any.
         task: its name.
         after: run id of the member whose result it needs, or None.
     """
@@ -211,7 +212,8 @@ def _resolve(path: str, task: Task, given: Sections) -> dict[str, Any]:
             "be secrets must not stand. Set these variables for the command itself: servers inherit them."
         )
     run = options.model_dump(mode="json", exclude={"threads", "processes", "sharding", "replicas", "megatron"})
-    return {task.run: run, task.name: data.model_dump(mode="json")}
+    code = hash_code(options)
+    return {task.run: run, task.name: data.model_dump(mode="json"), **({"code": code} if code else {})}
 
 
 def _member(

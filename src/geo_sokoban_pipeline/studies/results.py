@@ -79,6 +79,8 @@ def collect_results(
 def _describe_recipes(study: StudyDefinition, members: Sequence[StudyRun]) -> list[dict[str, Any]]:
     """`name`, `changes` and `seeds` of each recipe that is finished for every seed; the first one is the study's own.
 
+    `code` has the hashes of the user's own code, where there is any.
+
     A seed has the solved and all episodes of the final policy by mode, CPU-seconds of GRPO, the same in multiples of
     those of the study's own recipe, iterations, and the mean shares of tokens that the loss and the importance rule
     have clipped (None: it has none).
@@ -109,11 +111,14 @@ def _describe_recipes(study: StudyDefinition, members: Sequence[StudyRun]) -> li
                     "weights_clipped": _mean(metrics, "train/tis_clipfrac"),
                 }
             )
-        found.append({"name": name, "changes": dict(changes), "seeds": seeds})
+        code = own[study.seeds[0]].parameters.get("code")
+        found.append({"name": name, "changes": dict(changes), **({"code": code} if code else {}), "seeds": seeds})
     return found
 
 
-def join_recipes(results: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+def join_recipes(
+    results: Mapping[str, Any], stored: Mapping[str, Any], code: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
     """Results of a study with the recipes of an earlier file that are not among them, so that a table grows by rows.
 
     A recipe of the file stands if the study still plans it so, and if the study's own runs of both have the same
@@ -122,20 +127,24 @@ def join_recipes(results: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[
     Args:
         results: of `collect_results`.
         stored: the same, of an earlier command, perhaps on another machine.
+        code: hashes of the user's own code, as it is now, by the planned recipe that names it.
     """
     own, before = (each["recipes"][0]["seeds"] for each in (results, stored))
-    same = _rates(own) == _rates(before) and results["levels"] == stored["levels"]
     rows = {recipe["name"]: recipe for recipe in results["recipes"]}
     kept = {}
     for recipe in stored["recipes"]:
-        name = recipe["name"]
-        if name in rows:
+        if (name := recipe["name"]) in rows:
             continue
-        if same and results["planned"].get(name) == recipe["changes"]:
-            kept[name] = recipe
+        if name not in results["planned"]:
+            why = "this command does not plan it. Give its options again, or write them into conf/local"
+        elif (results["planned"][name], code.get(name, {})) != (recipe["changes"], recipe.get("code", {})):
+            why = "its options or its code have changed since"
+        elif _rates(own) != _rates(before) or results["levels"] != stored["levels"]:
+            why = "its rates were compared with those of other runs"
         else:
-            why = "its options have changed" if same else "its rates were compared with those of other runs"
-            logger.warning("%s leaves out the stored row %s: %s.", results["study"], name, why)
+            kept[name] = recipe
+            continue
+        logger.warning("study %s: the stored row %s goes: %s.", results["study"], name, why)
     runs = {f"{results['study']}-seed{seed['seed']}-{name}" for name in kept for seed in own}
     makers = {run_id: maker for run_id, maker in stored["made_with"].items() if run_id in runs}
     made_with = {**results["made_with"], **makers}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.config.base import ParameterError, StrictModel
+from geo_sokoban_pipeline.config.base import ParameterError, StrictModel, validate_parameters
 from geo_sokoban_pipeline.config.study import StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.processes import count_cores
@@ -51,6 +51,7 @@ def plan_study(
         sections: `study_<name>` of each of them; `train_<task>` and, as plain values, `<task>` of every task, because a
             study may be of any.
     """
+    from geo_sokoban_pipeline.preflight.first_checks import check_estimators
     from geo_sokoban_pipeline.reporting.study_docs import check_docs
 
     name = studies[0] if options.name == "default" else options.name
@@ -83,11 +84,15 @@ def plan_study(
     if definition.recipes and name not in task.comparisons:
         known = ", ".join(task.comparisons) or "none of this task"
         raise ParameterError(f"study_{name}.recipes: studies that compare recipes are {known}.")
+    for member in members:
+        if member.seed == definition.seeds[0] and member.part in (options.recipes or definition.recipes):
+            run = validate_parameters(member.params[task.run], task.train_config)
+            check_estimators(f"study_{name}.recipes.{member.part}", run)
     return StudyPlan(name, options, definition, members, StudyFolder.of(command.data_root, name), docs)
 
 
 def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
-    """The plan with all members that are finished, once those of the chosen recipes are."""
+    """The plan, once all members of the chosen recipes are finished."""
     if fresh and plan.options.recipes is not None:
         raise ParameterError(
             "fresh=true with study.recipes: it replaces the warm starts of all recipes. Leave one of both out."
@@ -97,17 +102,19 @@ def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
     # Records and logs go by the study's name: the same study under another run id would share them.
     with closing(RunLock(plan.folder.path, way_out=".")):
         run_members(chosen, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
-    return replace(plan, members=[member for member in plan.members if plan.folder.is_finished(member)])
+    return plan
 
 
 def collect_study(plan: StudyPlan) -> dict[str, dict[str, Any]]:
     """Results by the name of the study; compared recipes join those that stand in its docs."""
     from geo_sokoban_pipeline.studies.results import collect_results, join_recipes
 
-    results = collect_results(plan.name, plan.definition, plan.members, plan.folder)
+    finished = [member for member in plan.members if plan.folder.is_finished(member)]
+    results = collect_results(plan.name, plan.definition, finished, plan.folder)
     if plan.docs is not None and "recipes" in results:
         stored = find_json(plan.docs / "results" / f"{plan.name}.json")
-        results = join_recipes(results, stored or results)
+        code = {member.part: member.parameters.get("code", {}) for member in plan.members}
+        results = join_recipes(results, stored or results, code)
     return {plan.name: results}
 
 
