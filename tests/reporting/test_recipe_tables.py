@@ -88,7 +88,7 @@ def test_p_values_and_intervals_of_many_recipes():
     assert [one.half for one in found] == pytest.approx([ratio * one.half for one in alone])
 
 
-def test_a_verdict_does_not_depend_on_what_has_run():
+def test_planned_recipes_count_before_they_have_run():
     """Planned recipes count, and those of another kind do not."""
     one = recipe("one", [a + b for a, b in zip(OWN, [20, 26, 18, 24, 22], strict=True)], grpo={"advantage": "rloo"})
     plan = planned([one]) | {

@@ -3,7 +3,7 @@
 The seed is the unit of evidence: a difference is taken within each seed, which all recipes begin from one warm start,
 and its interval is Student's over the seeds. With many recipes some would differ by chance, so p values are those of
 Holm (1979), and intervals hold together (Bonferroni). Both are over the planned recipes that change the same
-kind of estimator, finished or not, so that a verdict does not depend on what has run so far.
+kind of estimator, finished or not: rows that finish later can make a difference certain, and never make it uncertain.
 """
 
 from __future__ import annotations
