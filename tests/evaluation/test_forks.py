@@ -93,6 +93,7 @@ def test_advantages_of_an_episode_add_up(played):
     )
     rows = table.to_pylist()
     assert counts["turns"] == len(rows) > counts["histories"] and counts["left_out"] == 0
+    assert counts["unshared"] == sum(row["continuations"] for row in rows) > counts["continuations"]
     for episode in played.episodes:
         own = [row for row in rows if row["trajectory_id"] == episode.trajectory_id]
         assert sum(row["advantage"] for row in own) == pytest.approx(episode.reward - own[0]["value"], abs=1e-12)

@@ -63,7 +63,18 @@ def test_a_killed_command_continues(finished_run, tmp_path):
     }
     again, other = (fork(project, **ALL | {"limit": None}) for project in (killed, whole))
     assert again.equals(other) and set(again["iteration"]) == {0, 1, 2}
+    assert fork(killed, **ALL | {"limit": None}).equals(other)  # nothing is left to do
     assert all(path.stat().st_mtime_ns == time for path, time in first.items())
+
+
+@pytest.mark.parametrize("where", [{"processes": 2}, {"rollout": {"workers": 1}}], ids=["ranks", "workers"])
+def test_ranks_and_rollout_workers_fork_too(clone, where):
+    """To the table of one process: seeds follow from the histories."""
+    few = {"limit": 2, "turns": 2}
+    alone = fork(clone, **few)
+    assert alone["continuations"].sum() > 0
+    shutil.rmtree(clone.folder("07_model_output", "fork_sokoban"))
+    assert fork(clone, params={"train_sokoban": where}, **few).equals(alone)
 
 
 def test_geometry(stored_run):

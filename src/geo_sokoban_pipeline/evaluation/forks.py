@@ -184,7 +184,9 @@ def fork_episodes(
     bounds: tuple[float, float],
     choose: Callable[[list[ForkedTurn]], list[ForkedTurn]] = list,
 ) -> tuple[pa.Table, Counter[str]]:
-    """Rows of `TURN_VALUES` of some episodes, and their numbers of turns, histories, continuations, turns left out.
+    """Rows of `TURN_VALUES` of some episodes, and counts: turns, histories, continuations, turns left out.
+
+    `unshared` are the continuations that the episodes would need if each had its own, as many of each state.
 
     Args:
         replayer: with the rules of the run.
@@ -198,10 +200,14 @@ def fork_episodes(
     nodes = list({node.key: node for turn in turns for node in turn.nodes}.values())
     values = value_nodes(nodes, play, options.first_continuations, options.continuations, bounds)
     by_key = {node.key: value for node, value in zip(nodes, values, strict=True)}
+    played = {key: value.continuations + value.failed for key, value in by_key.items()}
     counts = Counter(
         turns=sum(turn.before is not None for turn in turns),
         histories=len(nodes),
-        continuations=sum(value.continuations + value.failed for value in values),
+        continuations=sum(played.values()),
+        unshared=sum(
+            played[key] for _, key in {(turn.episode.trajectory_id, node.key) for turn in turns for node in turn.nodes}
+        ),
         left_out=sum(turn.before is None for turn in turns),
     )
     return value_turns(turns, by_key, about), counts

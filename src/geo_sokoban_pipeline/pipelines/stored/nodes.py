@@ -458,7 +458,7 @@ def fork_stored(
         table = read_trajectories(folder / f"{place}.parquet").take([row["row"] for row in rows])
         return fork_episodes(table_to_trajectories(table), replayer, known, player.play, options, about, bounds)
 
-    yield from _fork_parts(_plan_parts(chosen), fork, player, stored, request, played, options.continuations)
+    yield from _fork_parts(_plan_parts(chosen), fork, player, stored, request, played)
 
 
 def fork_resampled(
@@ -508,7 +508,7 @@ def fork_resampled(
 
     first = partition(episodes[0].iteration)
     parts = [(f"{first}/part-{number:03d}", own, len(own)) for number, own in enumerate(by_prompt.values())]
-    yield from _fork_parts(parts, fork, player, stored, request, settings, options.continuations)
+    yield from _fork_parts(parts, fork, player, stored, request, settings)
 
 
 def read_resampled(trajectories: Mapping[str, Callable[[], pa.Table]]) -> list[Trajectory]:
@@ -567,7 +567,6 @@ def _fork_parts(
     stored: Mapping[str, Callable[[], pa.Table]] | None,
     request: str,
     settings: TrainOptions,
-    continuations: int,
 ) -> Iterator[tuple[Any, ...]]:
     """One yield for each part of a table of turn values; those that the same request has stored are not made again.
 
@@ -586,27 +585,31 @@ def _fork_parts(
 
     if done == len(parts):
         logger.info("the same command has stored this table: %s", progress())
+        yield ({},)  # Kedro fails on a node that yields nothing
         return
     if not done:
         yield (Rewind(-1),)
+    for name, _, _ in parts[:done]:
+        counts.update(json.loads(((stored or {})[name]().schema.metadata or {}).get(_COUNTS.encode(), b"{}")))
     with track("fork turns, episodes", sum(size for _, _, size in parts), keep=False) as bar:
         bar.advance(sum(size for _, _, size in parts[:done]))
         for attempt in restarting(settings, progress):
             with attempt, player:
                 for name, part, size in parts[done:]:
                     made, found = fork(part)
-                    chunk = ({name: made.replace_schema_metadata({_REQUEST: request})},)
+                    chunk = ({name: made.replace_schema_metadata({_REQUEST: request, _COUNTS: json.dumps(found)})},)
                     yield chunk
                     release(chunk)
                     done += 1
                     counts += found
                     bar.advance(size)
     logger.info(
-        "%d turns have %d histories: %d continuations, of %d without shared histories; %d turns are left out",
+        "%d turns have %d histories: %d continuations, %.1f times fewer than without shared histories; "
+        "%d turns are left out",
         counts["turns"],
         counts["histories"],
         counts["continuations"],
-        counts["turns"] * continuations,
+        counts["unshared"] / max(1, counts["continuations"]),
         counts["left_out"],
     )
 
@@ -633,7 +636,8 @@ def _plan_parts(chosen: Sequence[dict[str, Any]]) -> list[tuple[str, tuple[str, 
     return parts
 
 
-_REQUEST = "fork_request"  # in the metadata of a part: hash of all that it follows from
+# In the metadata of a part: hash of all that it follows from, and its counts.
+_REQUEST, _COUNTS = "fork_request", "fork_counts"
 
 
 def _made_for(read: Callable[[], pa.Table] | None, request: str) -> bool:
