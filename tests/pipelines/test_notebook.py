@@ -56,12 +56,16 @@ session.run(pipeline_names=["train_sokoban"], from_nodes=["train_sokoban.write_r
 def test_a_kernel_runs_the_first_notebook_and_the_extension_of_kedro(clone: Any) -> None:
     """The extension opens a run and goes on with it."""
     path = ROOT / "notebooks" / FIRST
+    few = {"player": "random_legal", "limit": 8, "continuations": 6, "first_continuations": 3}
+    clone.run("fork_sokoban", params={"fork_sokoban": few})
     notebook = nbformat.read(path, as_version=4)
     notebook.cells += [nbformat.v4.new_code_cell(line) for line in KEDRO.splitlines()]
     report = clone.folder("08_reporting") / "report.html"
     report.unlink()
     execute(notebook, path.parent, environment_of(clone))
     assert report.is_file()
+    (cell,) = (cell for cell in notebook.cells if cell.id == "where-lost-code")
+    assert "flagged" in cell.outputs[-1].data["text/plain"]
 
 
 def test_kedro_starts_jupyter_and_ipython(tmp_path: Path) -> None:
