@@ -6,7 +6,7 @@ Then the checkout audits what the faulty run has stored, and the gradient of its
 `credit_sokoban`, is compared with the one under the true advantages.
 
     kedro run --pipelines=train_sokoban && kedro run --pipelines=credit_sokoban
-    python -m benchmarks.planted_faults --data data --scratch ../faults --out docs/results/planted_faults.json
+    python -m benchmarks.planted_faults --data data --scratch ../faults --docs docs
 
 Runs that the scratch folder holds are not made again. Each takes about six CPU-minutes; `--jobs` run side by side.
 """
@@ -28,6 +28,10 @@ from typing import Any
 import numpy as np
 from benchmarks.mutants import PACKAGE, copy_checkout
 from benchmarks.records import ROOT, write_json
+
+from geo_sokoban_pipeline.formats import DASH, count, in_percent, number
+from geo_sokoban_pipeline.reporting.study_docs import replace_section
+from geo_sokoban_pipeline.reporting.study_tables import markdown_table
 
 RUN = ("06_models", "train_sokoban", "default")
 CREDIT = ("07_model_output", "credit_sokoban", "default")
@@ -124,7 +128,9 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side (2)")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
-    parser.add_argument("--out", type=Path, default=Path("planted_faults.json"), help="where the result is written")
+    parser.add_argument(
+        "--docs", type=Path, required=True, help="folder of the docs, whose results and table it writes"
+    )
     options = parser.parse_args()
     data, scratch = options.data.resolve(), options.scratch.resolve()
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -135,9 +141,38 @@ def main() -> int:
             own = np.load(scratch / name / "gradient.npy")
             norm = float(np.linalg.norm(own) * np.linalg.norm(true))
             row["cosine"] = float(own @ true) / norm if norm else None
-    write_json(options.out, {name: {"meaning": FAULTS[name].meaning, **row} for name, row in found.items()})
-    print(json.dumps(found, indent=1))  # noqa: T201
+    out = options.docs / "results" / "planted_faults.json"
+    rows = json.loads(out.read_text("utf-8")) if out.exists() else {}
+    rows |= {name: {"meaning": FAULTS[name].meaning, **row} for name, row in found.items()}
+    write_json(out, rows)
+    page = options.docs / "credit.md"
+    page.write_text(replace_section(page.read_text("utf-8"), "faults", render_faults(rows), page), "utf-8")
     return 0
+
+
+def render_faults(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table of the docs: each fault beside the right run of its recipe."""
+
+    def solved(row: Mapping[str, Any]) -> str:
+        if "solved" not in row:
+            return "stopped"
+        share, low, high = row["solved"]
+        return f"{in_percent(share)} [{in_percent(low, 0)}, {in_percent(high, 0)}]"
+
+    right = {row["recipe"]: row for row in found.values() if row["meaning"] == "none"}
+    lines = [
+        [
+            f"{name}: {row['meaning']}",
+            solved(row),
+            solved(right[row["recipe"]]),
+            f"{row['gap']:.1g}" if "gap" in row else DASH,
+            ", ".join(f"{check}: {count(many)}" for check, many in row.get("findings", {}).items()) or "none",
+            "no gradient" if row.get("cosine", 0) is None else number(row.get("cosine")),
+        ]
+        for name, row in found.items()
+        if row["meaning"] != "none"
+    ]
+    return markdown_table(("fault", "solved, %", "without it", "gap", "findings of the audit", "cosine"), lines)
 
 
 def examine(name: str, data: Path, scratch: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from benchmarks import records
+from benchmarks.planted_faults import render_faults
 from benchmarks.records import ROOT, keep, shown_texts
 
 from geo_sokoban_pipeline.reporting.study_docs import read_section
@@ -136,6 +137,12 @@ def test_docs_show_what_was_measured() -> None:
         assert place.read_text(encoding="utf-8") == text, f"{place}: `make bench BENCH_DOCS=1` or its kin write it"
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert all(f"<!-- bench:{name}:begin -->" in page for name in records.RENDERERS)
+
+
+def test_docs_show_the_planted_faults() -> None:
+    page = ROOT / "docs" / "credit.md"
+    found = json.loads((ROOT / "docs/results/planted_faults.json").read_text(encoding="utf-8"))
+    assert read_section(page.read_text(encoding="utf-8"), "faults", page) == render_faults(found)
 
 
 @pytest.fixture

@@ -8,11 +8,13 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.credit import CEILING, RECIPE, standard_advantages
 from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.formats import DASH, number, percent, percent_range
+from geo_sokoban_pipeline.formats import DASH, count, number, percent, percent_range
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart_file, make_chart
 from geo_sokoban_pipeline.reporting.curves import COLOURS
 from geo_sokoban_pipeline.reporting.pages import render_page
+from geo_sokoban_pipeline.reporting.study_docs import replace_section
 from geo_sokoban_pipeline.reporting.study_tables import markdown_table
+from geo_sokoban_pipeline.runs.storage import to_json
 
 HEAD = (
     *("advantage", "correlation", "cosine", "sign errors", "zero", "scale"),
@@ -25,6 +27,9 @@ _PARTS = (
 )
 # Lines of the charts: few enough to be told apart. Those of the user come before them.
 _DRAWN = ("dr_grpo", "turn_return gamma=1.0", "turn_return gamma=1.0 baseline=state", "gigpo", CEILING)
+# The mean of the group at the same turn, and that without the own episode: their scales by turn stand in the docs.
+_SCALED = ("turn_return gamma=1.0", "turn_return gamma=1.0 leave_one_out=True")
+_SCALED_HEAD = ("turn", "visits", "scale", "without the own episode", "ratio")
 
 
 def render_credit(credit: Mapping[str, Any], task: Task) -> str:
@@ -81,10 +86,14 @@ def credit_charts(credit: Mapping[str, Any]) -> list[Chart]:
     return [chart for chart in found if chart is not None]
 
 
+def _drawn(credit: Mapping[str, Any]) -> list[str]:
+    """Names of the rows that the charts show."""
+    known, standard = credit["estimators"], {*standard_advantages(), RECIPE, CEILING}
+    return [name for name in [*(name for name in known if name not in standard), *_DRAWN] if name in known]
+
+
 def _lines(credit: Mapping[str, Any], part: str) -> list[Series]:
     known = credit["estimators"]
-    standard = {*standard_advantages(), RECIPE, CEILING}
-    shown = [name for name in [*(name for name in known if name not in standard), *_DRAWN] if name in known]
     least = 0.01 * credit["turns"]  # few visits are no curve
     return [
         Series(
@@ -97,13 +106,49 @@ def _lines(credit: Mapping[str, Any], part: str) -> list[Series]:
             ],
             style="dots",
         )
-        for colour, name in zip(COLOURS, shown, strict=False)
+        for colour, name in zip(COLOURS, _drawn(credit), strict=False)
     ]
 
 
-def write_credit_docs(credit: Mapping[str, Any], docs: Path) -> str:
-    """The table in Markdown; draws `img/credit_offset.svg`, `credit_bias.svg` and `credit_noise.svg` in a folder."""
-    for part, title, _ in _PARTS:
-        drawing = draw_chart_file(f"{title}, by turn", _lines(credit, part), Shape("turn", 760, 300))
-        (docs / "img" / f"credit_{part}.svg").write_text(drawing, encoding="utf-8")
-    return markdown_table(HEAD, credit_rows(credit))
+def render_credit_docs(credit: Mapping[str, Any], docs: Path) -> dict[Path, str]:
+    """Texts of the files that follow from a table: its results, the tables of `credit.md`, the figures.
+
+    The results have numbers by turn only of the rows that need them here.
+    """
+    page, by_turn = docs / "credit.md", {*_drawn(credit), *_SCALED}
+    known = {
+        name: {**row, "by_turn": row["by_turn"] if name in by_turn else []}
+        for name, row in credit["estimators"].items()
+    }
+    text = page.read_text(encoding="utf-8")
+    text = replace_section(text, "credit", markdown_table(HEAD, credit_rows(credit)), page)
+    text = replace_section(text, "credit:scales", markdown_table(_SCALED_HEAD, _scale_rows(credit)), page)
+    figures = {
+        docs / "img" / f"credit_{part}.svg": draw_chart_file(
+            f"{title}, by turn", _lines(credit, part), Shape("turn", 760, 300)
+        )
+        for part, title, _ in _PARTS
+    }
+    return {docs / "results" / "credit.json": to_json({**credit, "estimators": known}), page: text, **figures}
+
+
+def _scale_rows(credit: Mapping[str, Any]) -> list[list[str]]:
+    """Cells below `_SCALED_HEAD`."""
+    own, without = (credit["estimators"][name]["by_turn"] for name in _SCALED)
+    return [
+        [
+            str(row["turn"]),
+            count(row["visits"]),
+            _interval(row["scale"]),
+            _interval(other["scale"]),
+            number(row["scale"]["value"] / other["scale"]["value"]),
+        ]
+        for row, other in zip(own, without, strict=True)
+        if row["scale"]["value"] is not None and other["scale"]["value"]
+    ]
+
+
+def write_credit_docs(credit: Mapping[str, Any], docs: Path) -> None:
+    """Write what `render_credit_docs` makes."""
+    for path, text in render_credit_docs(credit, docs).items():
+        path.write_text(text, encoding="utf-8")
