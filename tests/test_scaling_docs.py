@@ -16,12 +16,14 @@ from scripts.scaling_docs.page import (
     adapter_layout,
     fits,
     layouts,
+    plan,
     shape_of,
     write_page,
     write_presets,
 )
 
 from geo_sokoban_pipeline.config.launcher_env import VARIABLES
+from geo_sokoban_pipeline.preflight.memory import MEMORY_SHARE, Gpu, check_memory, place_on_gpus
 from geo_sokoban_pipeline.preflight.published_sizes import PUBLISHED
 
 # As the hub counts the weights of the published files.
@@ -87,8 +89,8 @@ def test_layouts_are_tried_from_the_simplest_to_the_most_shared() -> None:
         servers = layout.servers
         assert servers["first_gpu"] + servers["count"] * servers["tensor_parallel"] == 8
     mixture = shape_of("30B-A3B")
-    wide = {size: {layout.servers["tensor_parallel"] for layout in layouts(mixture, 8, size)} for size in (80, 40, 20)}
-    assert wide == {80: {1}, 40: {2}, 20: {4}}
+    wide = {size: {layout.servers["tensor_parallel"] for layout in layouts(mixture, 8, size)} for size in (84, 42, 21)}
+    assert wide == {84: {1}, 42: {2}, 21: {4}}
 
 
 @pytest.mark.parametrize(("name", "gigabytes", "expected"), [("2B", 24, True), ("8B", 80, True), ("8B", 24, False)])
@@ -100,6 +102,14 @@ def test_an_adapter_fits_where_all_weights_do_not(name: str, gigabytes: int, exp
 
 
 OFFLOAD = {"optimizer": {"offload": True}}
+
+
+@pytest.mark.parametrize("total", [80e9, 84.9e9, 150e9])  # a data sheet; an H100 and an H200 as torch sees them
+def test_a_real_gpu_has_room_for_the_preset(total: float) -> None:
+    """Whose share of the server grows with the GPU; 0.6 GB are taken before a run."""
+    rank, options = plan("8B", Layout(OFFLOAD, {}))
+    places = place_on_gpus(options, rank, [Gpu(int(total - 0.6e9), int(total))])
+    assert [check.state for check in check_memory(rank, places, MEMORY_SHARE) if check.name == "GPU 0"] == ["ok"]
 
 
 @pytest.mark.parametrize(("training", "gigabytes", "expected"), [({}, 141, True), ({}, 80, False), (OFFLOAD, 80, True)])

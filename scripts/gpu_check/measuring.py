@@ -42,7 +42,7 @@ from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 _GROUP = 4
-_HOST_SHARE = 0.8  # of the host's memory: pinned memory is handed out in powers of two
+_HOST_SHARE = 0.8  # of the host's memory: gradients are copied through ordinary memory beside it
 _ATTENTION = re.compile(r"flash|fmha|attention|(?<!log_)softmax", re.IGNORECASE)
 _RATE = 1e-6
 Result = TypeVar("Result")

@@ -50,7 +50,7 @@ EPISODE = EpisodeShape(prompt=600, observation=0, response=4096, patches=1248, i
 _RUN = "train_geo3k"
 _GB = 1e9
 _LEAST_CACHE = 4  # GB of keys and values for a server
-_FRACTION = 0.85  # of a GPU for a server, as in conf/qwen3vl
+_FRACTION = 0.82  # of a GPU for a server, as in conf/qwen3vl
 _SMALL_FRACTION = 0.7  # of a GPU of 24 GB that a server shares, so that contexts have room
 _BASE = {"offload": False, "gradient_sync": "step"}
 DENSE = ("2B", "4B", "8B")

@@ -162,7 +162,7 @@ VALUES: list[tuple[str, dict[str, Any] | None, dict[str, str], dict[str, Any]]] 
             f"{GPUS}.colocated": True,
             f"{GPUS}.dtype": "bfloat16",
             f"{GPUS}.bucket_bytes": 512 << 20,
-            f"{GPUS}.memory_fraction": 0.85,
+            f"{GPUS}.memory_fraction": 0.82,
             f"{GPUS}.attention_backend": "fa3",
             f"{GPUS}.mm_attention_backend": "sdpa",
             f"{GPUS}.cuda_graph_batch_sizes": (1, 2, 4, 8, *range(16, 257, 8)),

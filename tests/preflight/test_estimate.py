@@ -245,6 +245,15 @@ def test_an_adapter_trains_faster_and_fits_where_all_weights_do_not() -> None:
     assert adapted["seconds"]["checkpoint"] < 0.03 * whole["seconds"]["checkpoint"]
 
 
+@pytest.mark.parametrize(("ranks", "of_node"), [(1, 1), (8, 8), (16, 8)])
+def test_the_verdict_has_the_memory_of_the_cpu(ranks: int, of_node: int) -> None:
+    layout = {"processes": ranks, "sharding": "full"} if ranks > 1 else {}
+    found = describe_run("train", train(**layout, optimizer__offload=True), settings(model="8B"))
+    needed = of_node * sum(found["rank"]["host"].values())
+    assert needed > 80e9
+    assert found["verdict"].endswith(f"; a node's ranks take {needed / 1e9:.1f} GB of the CPU's memory")
+
+
 def test_a_server_without_room_for_its_weights_does_not_fit() -> None:
     options = train(rollout__server__first_gpu=1, rollout__server__memory_fraction=0.85)
     for name, fits in (("8B", True), ("235B-A22B", False)):

@@ -91,6 +91,13 @@ def test_one_cause_is_one_failure(inspect: Any, changes: Any, expected: Any, ski
     assert moves == (["warning"] if "rollout" in changes.get("train_sokoban", {}) else [])
 
 
+def test_ranks_of_a_cluster_are_planned_and_its_gpus_left_to_the_estimate(inspect: Any) -> None:
+    findings = inspect(train_sokoban={"placement": "ray", "processes": 2, "sharding": "full"})
+    rows = {check.name: check for check in findings.checks if check.group == "memory"}
+    assert (rows["weights"].state, rows["rank"].state, rows["GPUs"].state) == ("ok", "ok", "skipped")
+    assert "estimate_sokoban.gpu" in rows["GPUs"].found
+
+
 def test_a_run_that_has_its_policy_needs_the_original_no_more(
     inspect: Any, make_subject: Any, tiny_policy: Policy
 ) -> None:

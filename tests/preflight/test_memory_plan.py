@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.grpo.loss import GrpoObjective, StepSize
 from geo_sokoban_pipeline.policies import qwen3_vl
 from geo_sokoban_pipeline.policies.lora import Adapter
 from geo_sokoban_pipeline.policies.patches import EncodedImage, build_image_processor
-from geo_sokoban_pipeline.policies.policy import Policy, attach_adapter
+from geo_sokoban_pipeline.policies.policy import Policy, attach_adapter, freeze_parameters
 from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
 from geo_sokoban_pipeline.preflight.memory import (
     RankPlan,
@@ -284,6 +284,29 @@ def test_the_plan_of_offloaded_weights_is_what_lives(sync: Any) -> None:
     language = model.parameters - model.vision.parameters
     host = 4 * language * (1 if sync == "step" else 2)
     assert found - host == pytest.approx(rank.total, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "processes"), [("8B", MIXED, 1), ("8B", {**MIXED, "freeze": ["visual"]}, 6), ("2B", WHOLE, 8)]
+)
+def test_offloaded_weights_and_gradients_are_pinned_one_by_one(
+    name: str, policy: dict[str, Any], processes: int
+) -> None:
+    """torch rounds each pinned block up to a power of two; moments are ordinary tensors."""
+    config, sizes = published_config(name, layers=1, blocks=1), {"offload": True}
+    layout = {"processes": processes, "threads": 1, "sharding": "full"} if processes > 1 else ONE
+    given = {"policy": policy, "optimizer": sizes, "warm_start": {"steps": 0}, "rollout": {"engine": "sglang"}}
+    options = TrainOptions.model_validate({**given, **layout})
+    model = ModelShape.of(options.policy, config)
+    host = plan_rank(options, model, StepLoad(TOKENS, 1), on_gpu=True).host
+    with fake_pass(config, options, {**layout, "offload": True}) as gradients:
+        freeze_parameters(gradients.policy.model, options.policy.freeze)
+        weights = list(gradients.policy.model.parameters())
+        blocks = [1 << (own_part(weight).untyped_storage().nbytes() - 1).bit_length() for weight in weights]
+        trained = [weight.requires_grad for weight in weights]
+    assert host["weights"] == sum(blocks)
+    assert host["gradients"] == sum(block for block, trains in zip(blocks, trained, strict=True) if trains)
+    assert host["optimizer moments"] == 8 * (model.trained // processes) < 2 * host["gradients"]
 
 
 def apart(rank: RankPlan, weights: int, part: PartSize, options: TrainOptions) -> int:

@@ -544,12 +544,17 @@ def plan_memory(estimate: Estimate) -> tuple[RankPlan, list[MemoryPlace]]:
     return rank, [place for place in places if place.users]
 
 
-def judge(places: Sequence[MemoryPlace]) -> dict[str, Any]:
-    """Whether a run fits, bytes that are lacking, and one line about the GPU with the least room."""
+def judge(places: Sequence[MemoryPlace], host: int) -> dict[str, Any]:
+    """Whether a run fits, bytes that are lacking, and one line about the GPU with the least room.
+
+    Args:
+        host: bytes of a node's ranks in the memory of its CPU. No data sheet of a GPU has the size of that memory.
+    """
     place = min(places, key=lambda one: MEMORY_SHARE * one.free - one.total)
     room = int(MEMORY_SHARE * place.free) - place.total
     users = (" or " if place.is_shared else " + ").join(f"{name} {size(count)}" for name, count in place.users.items())
     text = f"{place.name} takes {size(place.total)} ({users}) of {size(place.free)}, of which it may take 90 %"
+    text += f"; a node's ranks take {size(host)} of the CPU's memory"
     verdict = f"fits: {text}" if room >= 0 else f"does not fit, by {size(-room)}: {text}"
     return {"fits": room >= 0, "lacking": max(-room, 0), "verdict": verdict}
 
@@ -563,7 +568,7 @@ def describe_run(run: str, options: TrainOptions, settings: EstimatePipelineOpti
     name, model = _find_model(options, settings)
     estimate = Estimate.of(options, settings, model)
     rank, places = plan_memory(estimate)
-    price = settings.gpu_hour_price
+    price, of_node = settings.gpu_hour_price, min(options.processes, _NODE)
     return {
         "run": run,
         "is_predicted": True,
@@ -579,7 +584,7 @@ def describe_run(run: str, options: TrainOptions, settings: EstimatePipelineOpti
         "price": None if price is None else price * estimate.gpus * estimate.hours,
         "memory": {place.name: {"total": place.total, "free": place.free, "users": place.users} for place in places},
         "rank": {"phase": rank.phase, "peak": rank.total, "parts": rank.parts, "host": rank.host},
-        **judge(places),
+        **judge(places, of_node * sum(rank.host.values())),
     }
 
 

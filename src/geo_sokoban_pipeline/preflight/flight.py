@@ -221,14 +221,16 @@ def _check_disk(subject: Subject, findings: Findings) -> list[Check]:
 
 def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     options, model, shape = subject.options, findings.model, findings.shape
-    if options.placement == "ray":
-        text = "the ranks are on the nodes of a Ray cluster; docs/scaling.md has what one takes"
-        return [Check("memory", "rank", "skipped", text)]
     if model is None or shape is None:
         return [_skipped("memory", "rank")]
     counts = {"validation": findings.validation, "evaluation": findings.evaluation}
-    on_gpu = device_of(options.policy) == "cuda"
+    is_elsewhere = options.placement == "ray"  # what its nodes have is not known here
+    on_gpu = options.policy.device != "cpu" if is_elsewhere else device_of(options.policy) == "cuda"
     rank, worker = plan_run(options, model, shape, **counts, on_gpu=on_gpu)
+    if is_elsewhere:
+        of_task = f"estimate_{subject.task}"
+        text = f"those of the Ray cluster's nodes are not known here; {of_task} compares the plan with {of_task}.gpu"
+        return [*check_memory(rank, [], MEMORY_SHARE), Check("memory", "GPUs", "skipped", text)]
     places = [place_on_cpu(options, model, rank, *free_memory(), worker)]
     if on_gpu:
         least = least_server_bytes(options, model, shape.longest(options) or model.context)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -277,11 +278,31 @@ def plan_rank(
         }
     host = {"process": _PROCESS_BYTES} if on_gpu else {}
     if is_offloaded:
-        host |= state
+        host |= state | pinned_bytes(options, model, shards)
     elif on_gpu and options.rollout.takes_turns:  # while the servers sample
         host |= {name: count for name, count in state.items() if name != "gradients"}
     (host if on_gpu else held)["image cache"] = (caches or {}).get("image cache", 0)
     return RankPlan(held, phases, host)
+
+
+def pinned_bytes(options: TrainOptions, model: ModelShape, shards: int) -> dict[str, int]:
+    """Weights and gradients of a rank that offloads: FSDP2 pins each by itself, in a power of two bytes of torch.
+
+    Moments are made by the optimizer, in ordinary memory.
+
+    Args:
+        shards: ranks that share the weights.
+    """
+    found = {"weights": 0, "gradients": 0}
+    for name, ((rows, *others), is_trained) in model.weights.items():
+        # Frozen weights beside an adapter have the type of products, but for embeddings.
+        is_wide = options.policy.adapter is None or is_trained or "embed_tokens" in name
+        ranks = shards * (1 if name.startswith("model.visual.") else tensor_ranks(options))
+        size = -(-rows // ranks) * prod(others) * (model.value_bytes if is_wide else compute_bytes(options.policy))
+        block = 1 << (size - 1).bit_length()
+        found["weights"] += block
+        found["gradients"] += block * is_trained
+    return found
 
 
 def plan_run(
@@ -680,7 +701,10 @@ def _way_out(rank: RankPlan, place: MemoryPlace) -> str:
         return (
             "share weights among several processes (sharding=full), set optimizer.offload=true, or take a smaller model"
         )
-    if any(name.startswith("server") for name in place.users) and len(place.users) > 1:
+    largest, *others = sorted(place.users, key=lambda name: -place.users[name])
+    if place.is_shared and largest.startswith("server"):
+        return "lower rollout.server.memory_fraction"
+    if not place.is_shared and others and any(name.startswith("server") for name in place.users):
         return (
             "give servers GPUs of their own (rollout.server.first_gpu), let them take turns with the trainer "
             "(rollout.server.colocated=true), or lower rollout.server.memory_fraction"

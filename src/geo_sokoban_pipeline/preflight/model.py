@@ -48,6 +48,7 @@ class ModelShape:
         root: the rest of the language model: embeddings, last norm, output head.
         vision: the vision tower.
         value_bytes: bytes of one parameter in memory.
+        weights: shape of each parameter, tied ones once, and whether it is trained.
         encoding: the policy without its model: tokenizer, template, image processor; None: not fetched yet.
         folder: of the weights; None: built from a seed, or not fetched yet.
     """
@@ -58,6 +59,7 @@ class ModelShape:
     root: PartSize
     vision: PartSize
     value_bytes: int
+    weights: dict[str, tuple[tuple[int, ...], bool]]
     encoding: Policy | None
     folder: Path | None
 
@@ -84,6 +86,7 @@ class ModelShape:
             root=PartSize.of(parameter for name, parameter in named.items() if not any(part in name for part in inner)),
             vision=PartSize.of(model.model.visual.parameters()),
             value_bytes=_BYTES[options.dtype],
+            weights={name: (tuple(weight.shape), weight.requires_grad) for name, weight in named.items()},
             encoding=encoding,
             folder=folder,
         )
