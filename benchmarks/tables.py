@@ -80,6 +80,23 @@ def render_ranks(found: Found) -> str:
     )
 
 
+def plan_ratio(row: Found) -> float:
+    """Planned bytes over those that a trace found."""
+    return float(row["planned"] / row["traced"])
+
+
+def render_plan(found: Found) -> str:
+    """Table of `benchmarks/test_plan.py`."""
+    lines = [
+        "| `kedro run --pipelines=train_` | model | ranks | largest phase | planned, GB | traced, GB | ratio |",
+        "|---|---|---:|---|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        sizes = f"{row['planned'] / 1e9:.2f} | {row['traced'] / 1e9:.2f} | {plan_ratio(row):.3f}"
+        lines.append(f"| `{row['command']}` | {row['model']} | {row['ranks']} | {row['phase']} | {sizes} |")
+    return "\n".join(lines)
+
+
 def worker_ratio(found: Found) -> float:
     """Episodes per second of two rollout workers over those of one, the most of all rounds each."""
     ratio: float = max(found["rates"]["2"]) / max(found["rates"]["1"])

@@ -110,6 +110,15 @@ MEASURED: dict[str, tuple[dict[str, Any], list[str], str]] = {
         ],
         "2.0× at 8 turns and 6.0× at 30 turns.\n",
     ),
+    "plan": (
+        {
+            "rows": [
+                {"command": "a --env=b", "model": "2B", "ranks": 8, "phase": "head", "planned": 9e9, "traced": 1e10}
+            ]
+        },
+        ["| `a --env=b` | 2B | 8 | head | 9.00 | 10.00 | 0.900 |"],
+        "",
+    ),
     "weights": (
         {
             "bytes": 1.04e9,

@@ -90,11 +90,11 @@ class Layout:
 @lru_cache
 def launch_options(env: str = "qwen3vl") -> TrainOptions:
     """Options of `train_geo3k` in an environment of the configuration, without the variables of a launcher."""
-    found: TrainOptions = getattr(_parameters_of(env), _RUN)
+    found: TrainOptions = getattr(parameters_of(env), _RUN)
     return found
 
 
-def _parameters_of(env: str, changes: str = "") -> ProjectParameters:
+def parameters_of(env: str, changes: str = "") -> ProjectParameters:
     """All parameters of an environment, with words of `--params`."""
     words = [word.partition("=") for word in changes.split(",") if word]
     given = unflatten({name: yaml.safe_load(value) for name, _, value in words})
@@ -194,7 +194,7 @@ class Preset:
 
     def describe(self) -> dict[str, Any]:
         """What `estimate_<task>` gives, without the variables of a launcher."""
-        found = _parameters_of(self.env, self.words)
+        found = parameters_of(self.env, self.words)
         settings = getattr(found, f"estimate_{self.task}").model_copy(update={"gpu": self.gpu})
         return describe_run(f"train_{self.task}", getattr(found, f"train_{self.task}"), settings)
 

@@ -120,10 +120,10 @@ class SummedLogProbs:
         return SimpleNamespace(loss=(values * mask).sum(), metrics={})
 
 
-def text_sample() -> TrainSample:
-    ids, places = np.arange(TOKENS) % 200 + 10, np.tile(np.arange(TOKENS), (3, 1))
-    targets = np.arange(TOKENS - TRAINED, TOKENS)
-    values = {name: np.full(TRAINED, -1, np.float32) for name in ("old_log_probs", "rollout_log_probs", "advantages")}
+def text_sample(tokens: int = TOKENS, trained: int = TRAINED) -> TrainSample:
+    ids, places = np.arange(tokens) % 200 + 10, np.tile(np.arange(tokens), (3, 1))
+    targets = np.arange(tokens - trained, tokens)
+    values = {name: np.full(trained, -1, np.float32) for name in ("old_log_probs", "rollout_log_probs", "advantages")}
     return TrainSample(ids, places, targets, ids[targets], [], **values)
 
 
