@@ -163,8 +163,6 @@ class _Validator:
             _, metrics = validate_policy(
                 "warm_start", self._seed, self._options, self._prompts, self._policy, engine, step, rollout_fn
             )
-            if takes_turns:
-                engine.offload()
         if takes_turns:
             backend.onload()
         logger.info("warm start, step %d: %s", step, describe_rates(metrics))

@@ -4,7 +4,8 @@ Every server has the current weights before it gets a request, also after a rest
 lost restarts it, while the other requests wait. Launched servers outlive engines: a run makes several engines
 (validations of the warm start, the loop, the evaluation), and a server takes a minute to start, so an engine's servers
 become idle and the next engine of this process takes them over. They end with the process, those in a Ray cluster with
-the connection to it.
+the connection to it. One that takes turns with a trainer has weights and cache in memory only between the update of an
+engine and its `release_memory` or `close`: it gives them up as soon as it is ready, and an idle one holds none.
 """
 
 from __future__ import annotations
@@ -308,6 +309,8 @@ class Fleet:
         facts = [await inspect_server(server.client, self._policy) for server in self.servers]
         for server, found in zip(self.servers, facts, strict=True):
             server.ranks = found.ranks
+        if self.options.colocated:
+            await self.release_memory()  # weights are on their way beside it before its cache is of use
         if self.options.router != "none":
             urls = [server.url for server in self.servers]
             self._router, self._router_client = await start_router(self.options, urls, places * len(urls))
@@ -332,14 +335,14 @@ class Fleet:
                 server.ready = False  # after a failure no other engine may take it over
             if pause:
                 await self._command(self.servers, "/pause_generation", {"mode": "retract"})
-            await self._take_back(_WEIGHTS)
+            await self._take_back(_WEIGHTS, self.servers)
             waiting = list(self.servers)
             while waiting:
                 faults = await self._send(waiting)
                 lost = {server: fault for server, fault in faults.items() if not isinstance(fault, UpdateInterrupted)}
                 await asyncio.gather(*(self._restart(server, fault) for server, fault in lost.items()))
                 waiting = [server for server in faults if server not in lost]
-            await self._take_back(_CACHE)
+            await self._take_back(_CACHE, self.servers)
             if pause:
                 await self._command(self.servers, "/continue_generation", {})
             for server in self.servers:
@@ -359,18 +362,27 @@ class Fleet:
             busy = [f"{server.url} ({server.in_flight})" for server in self.servers if server.in_flight]
             if busy:
                 raise RuntimeError(f"requests are in flight, so no server may give up its memory: {', '.join(busy)}")
-            awake = [server for server in self.servers if not server.released]
-            for server in awake:
-                server.released.update((_WEIGHTS, _CACHE))
-            await self._command(awake, "/release_memory_occupation", {"tags": [_CACHE, _WEIGHTS]})
+            await self._give_up(self.servers, _CACHE, _WEIGHTS)
 
-    async def _take_back(self, memory: str) -> None:
-        """Have the servers that gave up some memory take it back; one that fails is restarted. Their locks are held."""
-        asleep = [server for server in self.servers if memory in server.released]
-        for server in asleep:
-            server.released.discard(memory)
-        for server, fault in (await self._command(asleep, "/resume_memory_occupation", {"tags": [memory]})).items():
-            await self._restart(server, fault)
+    async def _give_up(self, servers: Sequence[Server], *memories: str) -> None:
+        """Have those of the servers that have some memory give it up; no request is in flight."""
+        for memory in memories:
+            awake = [server for server in servers if memory not in server.released]
+            for server in awake:
+                server.released.add(memory)
+            await self._command(awake, "/release_memory_occupation", {"tags": [memory]})
+
+    async def _take_back(self, memory: str, servers: Sequence[Server]) -> None:
+        """Have those of the servers that gave up some memory take it back; one that fails is restarted.
+
+        Their locks are held.
+        """
+        while asleep := [server for server in servers if memory in server.released]:  # a restarted one has no cache
+            for server in asleep:
+                server.released.discard(memory)
+            lost = await self._command(asleep, "/resume_memory_occupation", {"tags": [memory]})
+            for server, fault in lost.items():
+                await self._restart(server, fault)
 
     def server_of(self, key: str) -> Server:
         """The server of a conversation."""
@@ -425,6 +437,10 @@ class Fleet:
         """Close connections; running launched servers become idle for the next engine of this process."""
         for watch in self._watches:
             watch.cancel()
+        idle = [server for server in self.servers if server.ready and not server.hung.is_set()]
+        if self.options.colocated:  # the GPU is free for what follows the engine
+            idle = [server for server in idle if not server.in_flight and await server.client.is_ready()]
+            await self._give_up(idle, _CACHE, _WEIGHTS)
         for server in self.servers:
             await server.client.close()
         if self._router_client is not None:
@@ -435,7 +451,7 @@ class Fleet:
         for server in servers:
             if server.launched is None:
                 continue
-            if server.ready and server.launched.alive and not server.hung.is_set():
+            if server in idle and server.launched.alive:
                 self._launcher.idle.add(self._kind, server.launched)
             else:
                 await asyncio.to_thread(server.launched.end)
@@ -445,6 +461,7 @@ class Fleet:
         async with server.lock:
             if server.life == life:
                 await self._restart(server, fault)
+                await self._take_back(_CACHE, [server])
 
     async def _begin(self, server: Server) -> None:
         """Make a server ready at the start."""
@@ -466,13 +483,18 @@ class Fleet:
                 fault = again
 
     async def _restore(self, server: Server) -> None:
-        """Check a restarted server and send the current weights, unless it has them (an attached one may)."""
+        """Check a restarted server and send the current weights, unless it has them (an attached one may).
+
+        Its cache is then given up where it takes turns: weights are on their way beside it.
+        """
         await inspect_server(server.client, self._policy)
         if server.launched is None:  # an interrupted update may have left it paused
             await server.client.command("/continue_generation", {})
             with suppress(RequestRefused):  # no update is open
                 await server.client.command("/end_weight_update", {})
         if self._weights is not None and await weights_of(server.client) != self._tag:
+            if self.options.colocated:
+                await self._give_up([server], _CACHE)
             for fault in (await self._send([server])).values():
                 raise fault
 
