@@ -47,16 +47,26 @@ def test_the_reference_policy_waits_on_the_cpu_in_the_compute_type(
     save_policy(tiny_policy, tmp_path)
     options = TrainOptions.model_validate({"policy": {"compute": compute}})
     expected = TorchBackend(load_as(options.policy, tmp_path), options.optimizer).log_probs(samples)
-    policy, places = load_as(options.policy, tmp_path), []
-    for root in (policy.network.language, policy.network.vision):
-        monkeypatch.setattr(root, "to", lambda place, move=root.to: places.append(str(place)) or move(place))
-    monkeypatch.setattr(policy.model.__class__, "device", property(lambda _: torch.device("cpu", 0)))
-    monkeypatch.setattr(worker, "load_as", lambda *_: policy)
+    places: list[str] = []
+
+    def load(*given: Any) -> Policy:
+        policy = load_as(*given)
+        for root in (policy.network.language, policy.network.vision):
+            monkeypatch.setattr(root, "to", lambda place, move=root.to: places.append(str(place)) or move(place))
+        loaded.append(policy)
+        return policy
+
+    loaded: list[Policy] = []
+    monkeypatch.setattr(worker, "load_as", load)
+    # Loading onto the device that computes would fail here.
+    options = options.model_copy(update={"policy": options.policy.model_copy(update={"device": "cuda"})})
+    monkeypatch.setattr(worker, "device_of", lambda _: "cpu:0")
     if in_a_rank:
         alone = Group.alone("cpu")
         score = build_rank_scorer(tmp_path, options.policy, options.optimizer, 1.0, alone, "full").log_probs
     else:
         score = build_scorer(PolicyFolder(tmp_path, {}), options)
+    (policy,) = loaded
     assert places == ["cpu"] * 2
     for one, other in zip(score(samples), expected, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -149,12 +149,13 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         owned.callback(backend.close)
         if resume["dir"] is not None:
             backend.load_state(resume["dir"])
+        # While the trainer has the GPUs: servers, which leave no room for it, follow.
+        reference = open_reference(lambda: inputs.policy, policy, options, workers, backend)
         if options.rollout.takes_turns:
             backend.offload()
         pool = owned.enter_context(ThreadPoolExecutor(1, "rollout"))  # waits for its thread when the engine is closed
         rolling = owned.enter_context(open_rollouts(policy, options, workers))
         engine, roll_out = rolling.engine, rolling.function
-        reference = open_reference(lambda: inputs.policy, policy, options, workers, backend)
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         watch = owned.enter_context(closing(SignalWatch(task)))

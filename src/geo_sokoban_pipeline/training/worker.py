@@ -480,14 +480,14 @@ class ReferenceScorer:
     """A policy that is not trained, or a rank's part of it. Between calls it waits in the memory of the CPU.
 
     Args:
-        passes: over the policy, which lies on the device that computes.
+        passes: over the policy, which may wait for its first call already.
 
     Attributes:
         policy: whole, or this rank's part.
     """
 
     def __init__(self, passes: GradientPass) -> None:
-        self._pass, self.policy, self._device = passes, passes.policy, passes.policy.model.device
+        self._pass, self.policy, self._device = passes, passes.policy, passes.device
         move_shards(self.policy, "cpu")
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
@@ -526,9 +526,10 @@ def build_rank_scorer(
     if mesh is not None:
         held = shard_policy(load_empty(chosen, folder), mesh, is_trained=False)
         return ReferenceScorer(GradientPass(held, setting, group, device_of_mesh(mesh)))
-    policy = load_as(chosen, folder)
+    # The device that computes gets the rounded weights alone.
+    policy = load_as(chosen.model_copy(update={"device": "cpu"}), folder)
     store_in_compute_type(policy)
-    return ReferenceScorer(GradientPass(policy, setting))
+    return ReferenceScorer(GradientPass(policy, setting, device=torch.device(device_of(chosen))))
 
 
 def _mesh_of(group: Group | None, sharding: str, replicas: int) -> DeviceMesh | None:
