@@ -198,6 +198,7 @@ VALUES: list[tuple[str, dict[str, Any] | None, dict[str, str], dict[str, Any]]] 
             "train_geo3k.threads": 4,
             "train_geo3k.ray.cpus": 4,
             "train_geo3k.rollout.server.count": 16,
+            "train_geo3k.rollout.server.memory_fraction": 0.83,
             "train_geo3k.rollout.server.tensor_parallel": 1,
             "train_geo3k.rollout.server.router": "none",
             # Eight ranks that share the weights of 8B need no memory of the CPU.
@@ -279,6 +280,9 @@ def test_servers_of_the_cluster_take_turns_with_its_ranks(load: Load) -> None:
     """16 GPUs in all."""
     run = load("cluster", SLIME_SCRIPT_NUM_GPUS="16").train_geo3k
     assert run.places_servers and run.rollout.takes_turns
+    # A policy that is sent to servers in turns lies on none of their GPUs.
+    sent = [found.sent_policy.device for found in (run, load("qwen3vl").train_geo3k, load("megatron").train_geo3k)]
+    assert sent == ["cpu", "cpu", "auto"]
 
 
 @pytest.mark.parametrize(

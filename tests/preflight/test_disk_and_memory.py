@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,10 @@ def test_a_server_and_a_rank_that_take_turns_need_the_larger_part(make_subject: 
     assert (place.users, place.total) == ({"rank 0": 100, "server 0": 600}, 600 + ASLEEP_BYTES)
     assert check_memory(RANK, [place], 0.9)[-1].found.startswith("rank 0 100 B or server 0 600 B: at most 4.0 GB of")
     assert place_on_gpus(options, RANK, [Gpu(free=900, total=1000)] * 2)[1].total == 0
+    # So does a rank of several its communicators.
+    several = replace(RANK, held={**RANK.held, "communicators": 7})
+    place, *_ = place_on_gpus(options, several, [Gpu(free=900, total=1000)])
+    assert place.users == {"rank 0": 107, "server 0": 607}
     # A share that does not hold the server's weights is not enough.
     place, *_ = place_on_gpus(options, RANK, [Gpu(free=900, total=1000)], least=700)
     assert place.users["server 0"] == 700

@@ -580,7 +580,9 @@ def place_on_gpus(
         of_server = number - server.first_gpu
         if 0 <= of_server < launched * server.tensor_parallel:
             share = server.memory_fraction or SERVER_SHARE
-            users[f"server {of_server // server.tensor_parallel}"] = max(int(share * gpu.total), least)
+            sleeps = options.rollout.takes_turns and number < options.processes
+            kept = rank.held.get("communicators", 0) if sleeps else 0  # the rank's, beside the server
+            users[f"server {of_server // server.tensor_parallel}"] = max(int(share * gpu.total), least) + kept
         certain = rank.certain if number < options.processes else 0
         found.append(MemoryPlace(f"GPU {number}", gpu.free, users, certain, options.rollout.takes_turns))
     return found
