@@ -10,6 +10,7 @@ import pytest
 
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedServer
 from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.training import grpo_loop
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from proxies import Proxy
@@ -173,10 +174,15 @@ class TurnProxy(Proxy):
 
 
 def test_a_server_and_the_trainer_take_turns(project, monkeypatch):
-    """The order of a colocated layout, also where a server is killed while it sleeps: a fresh one is awake."""
+    """The order of a colocated layout, also where a server is killed while it sleeps: a fresh one is awake.
+
+    Whatever else has the GPU (the trainer, its reference, what follows the engine) finds no server awake there.
+    """
     need_environment()
-    proxies, turns, launched = {}, [], []
-    onload, start = TorchBackend.onload, LaunchedServer.start
+    proxies, turns, launched, references = {}, [], [], []
+    server = {**ON_CPU, "mode": "launch", "urls": [], "colocated": True}
+    server["faults"] = {**ON_CPU["faults"], "first_pause": 0.0}
+    onload, start, reference = TorchBackend.onload, LaunchedServer.start, grpo_loop.open_reference
 
     def url(server):
         target = f"http://127.0.0.1:{server.port}"
@@ -193,6 +199,9 @@ def test_a_server_and_the_trainer_take_turns(project, monkeypatch):
                 process.kill()
         onload(self)
 
+    monkeypatch.setattr(
+        grpo_loop, "open_reference", lambda *given: references.append(len(launched)) or reference(*given)
+    )
     monkeypatch.setattr(LaunchedServer, "url", property(url))
     monkeypatch.setattr(TorchBackend, "onload", noting)
     monkeypatch.setattr(LaunchedServer, "start", lambda self, **given: launched.append(self) or start(self, **given))
@@ -200,29 +209,34 @@ def test_a_server_and_the_trainer_take_turns(project, monkeypatch):
         metrics, rows = train(
             project,
             "",
-            server={**ON_CPU, "mode": "launch", "urls": [], "colocated": True}
-            | {"faults": {**ON_CPU["faults"], "first_pause": 0.0}},
+            server=server,
             loop={"iterations": 2, "eval_interval": 0},
             warm_start={"play_every": 0, "steps": 20},
+            grpo={"kl_coefficient": 0.01},
         )
         (proxy,) = proxies.values()
+        calls, proxy.calls = proxy.calls, []
+        # Nor has a policy of an evaluation or of continuations a place on a GPU: this machine has none.
+        own = {"rollout": {"engine": "sglang", "server": server}, "policy": {"device": "cuda"}}
+        own["evaluation"] = {"prompts": 2, "greedy": False, "blank_images": False}
+        project.run("evaluate_sokoban", params={"train_sokoban": own})
+        evaluated, proxy.calls = proxy.calls, []
+        few = {"limit": 2, "turns": 1, "continuations": 1, "first_continuations": 1}
+        project.run("fork_sokoban", params={"train_sokoban": own, "fork_sokoban": few})
+        continued = proxy.calls
     finally:
         for one in proxies.values():
             one.close()
         for server in launched:
             server.end()
-    killed = ["release", "resume weights", "weights"]  # the last words to the old server, and the new one's weights
-    assert proxy.calls == [
-        "weights",
-        "sample",
-        *killed,
-        "sample",
-        "release",
-        "resume weights",
-        "weights",
-        "resume kv_cache",
-    ]
-    assert proxy.left == [0, 0]
-    assert [proxy.calls[number - 1] for number in turns] == ["release"] * 2, "the trainer wakes up when servers sleep"
+    woken = ["resume weights", "weights", "resume kv_cache"]
+    # The last words to the old server; the new one has no cache while its weights are on their way.
+    killed = ["resume weights", "release", "weights", "resume kv_cache"]
+    turn = ["sample", "release"]
+    assert calls == ["release", *woken, *turn, *killed, *turn, *woken, "release"]
+    assert evaluated == continued == [*woken, *turn]
+    assert set(proxy.left) == {0}
+    assert references == [0]
+    assert [calls[number - 1] for number in turns] == ["release"] * 2, "the trainer wakes up when servers sleep"
     assert len({server.number for server in launched}) == 1 and len(launched) == 2
     assert len(rows) == 2 and all(row["perf/turn_time"] > 0 for row in metrics)

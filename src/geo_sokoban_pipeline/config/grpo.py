@@ -471,8 +471,12 @@ class TrainOptions(StrictModel):
 
     @property
     def sent_policy(self) -> PolicyOptions:
-        """Options of a policy that the driver only sends: under Ray none of the GPUs is the driver's."""
-        return self.policy.model_copy(update={"device": "cpu"}) if self.placement == "ray" else self.policy
+        """Options of a policy that the driver only sends.
+
+        Under Ray none of the GPUs is the driver's, and servers that take turns with a trainer fill the driver's own.
+        """
+        is_on_cpu = self.placement == "ray" or self.rollout.takes_turns
+        return self.policy.model_copy(update={"device": "cpu"}) if is_on_cpu else self.policy
 
     @property
     def busy_processes(self) -> int:

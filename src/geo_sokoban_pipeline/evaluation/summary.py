@@ -179,7 +179,8 @@ def _evaluate_policy(
         shown: prompts as they are, under the suffix "", and those of image ablations.
     """
     evaluation, prompts = options.evaluation, shown[""]
-    policy = load_as(options.sent_policy if options.places_servers else options.policy, folder.path)
+    is_sent = options.rollout.engine == "sglang"
+    policy = load_as(options.sent_policy if is_sent else options.policy, folder.path)
     task = task_of(options.task).evaluated_in(options.env.factory)
     modes = {"sampled": options.evaluation_sampling}
     if evaluation.greedy:
