@@ -424,6 +424,28 @@ def test_the_way_of_weights_suits_their_place(server: dict[str, Any], device: st
     assert all(found is not None and found in check.found for check in checks)
 
 
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    ("value", "server", "device", "warned"),
+    [
+        ("expandable_segments:True", {}, "auto", True),
+        ("max_split_size_mb:64,expandable_segments:True", {"first_gpu": 1, "colocated": True}, "auto", True),
+        ("expandable_segments:False", {}, "auto", False),
+        ("expandable_segments:True", {"first_gpu": 1}, "auto", False),  # by a group
+        ("expandable_segments:True", {}, "cpu", False),
+    ],
+)
+def test_memory_that_servers_cannot_open(
+    variable: str, value: str, server: dict[str, Any], device: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    given = {"rollout": {"engine": "sglang", "server": {**server, "python": sys.executable}}}
+    chosen = TrainOptions.model_validate({**given, "policy": {"device": device}})
+    checks = [check for check in check_sampling_servers(RUN, chosen, gpus=[9, 9]) if check.name == "weights"]
+    assert [check.state for check in checks] == ["warning"] * warned
+    assert all(variable in check.found for check in checks)
+
+
 @pytest.mark.parametrize(("pool", "state"), [(100, "failure"), (1000, "warning"), (10_000_000, None)])
 def test_room_for_all_conversations(pool: int, state: str | None) -> None:
     urls = ["http://a:1"]

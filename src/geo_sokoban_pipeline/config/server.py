@@ -163,8 +163,8 @@ class ServerOptions(StrictModel):
         description="How weights reach the servers: in requests; through a folder that both can read; by a process "
         "group with all servers, which must reach the trainer's machine (nccl where trainer and servers compute on "
         "GPUs of their own; else gloo); or as handles of GPU memory (CUDA IPC), for servers on the trainer's own GPUs. "
-        "None: ipc for launched servers that begin at GPU 0 or are colocated; group for other launched ones; tensors "
-        "for those of `urls`.",
+        "None: ipc for launched servers that are colocated, or without Ray begin at GPU 0; group for other launched "
+        "ones; tensors for those of `urls`.",
     )
     bucket_bytes: int = Field(
         1 << 30,

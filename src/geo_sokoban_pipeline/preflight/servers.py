@@ -350,7 +350,10 @@ def check_gpus(name: str, server: ServerOptions, capabilities: list[int]) -> lis
 
 def _check_update(name: str, options: TrainOptions) -> list[Check]:
     """Whether the way of weights suits the place of the servers; the trainer's ranks have GPUs 0, 1 and so on."""
+    from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ALLOCATORS
+
     server, ranks, on_cpu = options.rollout.server, options.processes, options.policy.device == "cpu"
+    expandable = [name for name in ALLOCATORS if "expandable_segments:True" in os.environ.get(name, "")]
     return find_cases(
         _SAMPLING,
         (
@@ -368,6 +371,15 @@ def _check_update(name: str, options: TrainOptions) -> list[Check]:
             f"{name}.update={server.update or 'null'} sends weights by a group, and server 0 shares GPU "
             f"{server.first_gpu} with a rank; nccl takes one process a GPU",
             f"take update=ipc, or first_gpu={ranks}",
+        ),
+        (
+            not on_cpu and server.way(on_gpu=True) == "ipc" and expandable,
+            "weights",
+            "warning",
+            f"{name}.update={server.update or 'null'} lets servers open the trainer's GPU memory (ipc), and "
+            f"{', '.join(expandable)} has expandable_segments:True: such memory is open only to a process that may "
+            "trace the trainer, which containers and ptrace_scope=1 forbid",
+            "leave expandable_segments out, or take update=group",
         ),
     )
 

@@ -103,6 +103,11 @@ def _environment() -> None:
     assert (made["SGLANG_USE_CPU_ENGINE"], made["OMP_NUM_THREADS"], made["PATH"], made["A"]) == ("1", "1", "/bin", "b")
     assert {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(made)
     assert "SGLANG_USE_CPU_ENGINE" not in server_environment(ServerOptions(), own)
+    # A server that gives up memory does not start beside expandable segments.
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        given = {name: "max_split_size_mb:64,expandable_segments:True"}
+        for colocated, kept in ((False, given[name]), (True, "max_split_size_mb:64")):
+            assert server_environment(ServerOptions(colocated=colocated), given)[name] == kept
 
 
 def _python() -> None:

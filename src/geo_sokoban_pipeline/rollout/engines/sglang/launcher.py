@@ -32,6 +32,8 @@ _ROUTER_POLICIES = {"cache_aware": "cache_aware", "sticky": "manual"}
 # Variables that point a program to this process's libraries. Without PYTHONDONTWRITEBYTECODE a server stores its
 # compiled modules and starts three times as fast.
 _OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
+# Settings of torch's memory on a GPU, by their two names.
+ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _PORT_TAKEN = "address already in use"
 _TAIL_LINES, _TAIL_BYTES = 15, 16_384
 _MARGIN = 15.0  # seconds for the supervisor, on top of the program's grace
@@ -385,6 +387,10 @@ def router_command(options: ServerOptions, workers: Sequence[str], port: int, me
 def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[str, str]:
     """Environment of launched programs, made from that of this process."""
     kept = {name: value for name, value in own.items() if name not in _OWN}
+    if options.colocated:  # what gives up memory (torch_memory_saver) does not start beside expandable segments
+        for name in kept.keys() & ALLOCATORS:
+            words = kept[name].split(",")
+            kept[name] = ",".join(word for word in words if not word.strip().startswith("expandable_segments"))
     fixed = {
         "HF_HUB_OFFLINE": "1",  # the policy is a folder
         # SGLang caches image features by image and keeps them across updates: with trained vision weights, a known
