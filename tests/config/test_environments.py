@@ -198,7 +198,6 @@ VALUES: list[tuple[str, dict[str, Any] | None, dict[str, str], dict[str, Any]]] 
             "train_geo3k.threads": 4,
             "train_geo3k.ray.cpus": 4,
             "train_geo3k.rollout.server.count": 16,
-            "train_geo3k.rollout.server.memory_fraction": 0.83,
             "train_geo3k.rollout.server.tensor_parallel": 1,
             "train_geo3k.rollout.server.router": "none",
             # Eight ranks that share the weights of 8B need no memory of the CPU.
