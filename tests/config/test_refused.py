@@ -106,6 +106,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "colocated=true with mode=attach: it is not known which memory a server of `urls` has given up; launch the",
     ),
+    (
+        {"train_sokoban.rollout.server.colocated": True, "train_sokoban.rollout.server.router": "sticky"},
+        "colocated=true with router=sticky: a router has each server sample a token when it begins, which a server",
+    ),
     ({"train_sokoban.rollout.server.faults.tries": 5000}, "faults.tries=5000: input should be less than or equal"),
     ({"train_sokoban.rollout.server.faults.reply_timeout": 1e30}, "reply_timeout=1e+30: input should be less than"),
     ({"seed": 2**64}, "seed=18446744073709551616: input should be less than or equal to 9223372036854775807."),

@@ -247,6 +247,11 @@ class ServerOptions(StrictModel):
                 "launch the servers, or take colocated=false.",
             ),
             (
+                self.colocated and self.router != "none",
+                f"colocated=true with router={self.router}: a router has each server sample a token when it begins, "
+                "which a server that has given up its memory cannot; take router=none.",
+            ),
+            (
                 self.update == "ipc" and self.device != "cuda",
                 f"update=ipc with device={self.device}: only GPUs share memory so; take update=group.",
             ),

@@ -281,6 +281,8 @@ def plan_rank(
         host |= state | pinned_bytes(options, model, shards)
     elif on_gpu and options.rollout.takes_turns:  # while the servers sample
         host |= {name: count for name, count in state.items() if name != "gradients"}
+    if on_gpu and "reference policy" in phases:  # where it waits between its passes
+        host["reference policy"] = phases["reference policy"]["reference policy"]
     (host if on_gpu else held)["image cache"] = (caches or {}).get("image cache", 0)
     return RankPlan(held, phases, host)
 

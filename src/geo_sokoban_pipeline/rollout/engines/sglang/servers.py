@@ -364,13 +364,18 @@ class Fleet:
                 raise RuntimeError(f"requests are in flight, so no server may give up its memory: {', '.join(busy)}")
             await self._give_up(self.servers, _CACHE, _WEIGHTS)
 
-    async def _give_up(self, servers: Sequence[Server], *memories: str) -> None:
-        """Have those of the servers that have some memory give it up; no request is in flight."""
+    async def _give_up(self, servers: Sequence[Server], *memories: str) -> dict[Server, ServerFault]:
+        """Have those of the servers that have some memory give it up, and return those that were lost.
+
+        No request is in flight.
+        """
+        lost: dict[Server, ServerFault] = {}
         for memory in memories:
-            awake = [server for server in servers if memory not in server.released]
+            awake = [server for server in servers if memory not in server.released and server not in lost]
             for server in awake:
                 server.released.add(memory)
-            await self._command(awake, "/release_memory_occupation", {"tags": [memory]})
+            lost |= await self._command(awake, "/release_memory_occupation", {"tags": [memory]})
+        return lost
 
     async def _take_back(self, memory: str, servers: Sequence[Server]) -> None:
         """Have those of the servers that gave up some memory take it back; one that fails is restarted.
@@ -440,7 +445,8 @@ class Fleet:
         idle = [server for server in self.servers if server.ready and not server.hung.is_set()]
         if self.options.colocated:  # the GPU is free for what follows the engine
             idle = [server for server in idle if not server.in_flight and await server.client.is_ready()]
-            await self._give_up(idle, _CACHE, _WEIGHTS)
+            lost = await self._give_up(idle, _CACHE, _WEIGHTS)
+            idle = [server for server in idle if server not in lost]  # the others still have the GPU, and are ended
         for server in self.servers:
             await server.client.close()
         if self._router_client is not None:
