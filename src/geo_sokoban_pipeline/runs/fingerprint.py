@@ -247,7 +247,7 @@ def hash_code(options: TrainOptions) -> Fingerprint:
 
 
 def named_code(options: TrainOptions) -> dict[str, str]:
-    """Everything that a training run names and that may be the user's own code, by option; own estimators alone."""
+    """Code that a training run names, by option: this project's or the user's, of estimators the user's alone."""
     return {
         **options.env.named_code,
         "reward.function": options.reward.function,
