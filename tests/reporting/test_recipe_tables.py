@@ -128,7 +128,7 @@ def test_a_table_and_what_is_certain():
     assert "`grpo.advantage=rloo`" in rows["better"] and "+9.7 [+" in rows["better"]
     assert rows["same"].split(" | ")[-2:] == ["–", "– |"] and "| 1.49 |" in rows["same"]
     assert "`loop.iterations=9`" in rows["equal"] and "| 1.00 |" in rows["equal"]
-    assert "**Better for certain**: better." in text and "No difference is shown of same [" in text
+    assert "**Better for certain**: better." in text and "No difference is shown for same [" in text
     assert rows["equal"].replace("\u202f", " ").split(" | ")[-2:] == ["1.00 %", "2.00 % |"]
     assert text.endswith("Not finished: later.")
     assert "Nothing differs" in render_recipes(results(recipe("equal", OWN)))

@@ -135,7 +135,7 @@ def render_recipes(results: Results) -> str:
                 _options(one.changes),
                 *(percent(one.rates[mode], 1) for mode in MODES),
                 difference,
-                DASH if one.difference is None else number(one.p, 3),
+                DASH if one.difference is None else _probability(one.p),
                 str(one.iterations),
                 number(one.spent, 2),
                 *(DASH if share is None else percent(share, 2) for share in (one.clipped, one.weights_clipped)),
@@ -164,6 +164,10 @@ def render_recipes(results: Results) -> str:
         f"Not finished: {', '.join(missing)}." if missing else "",
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _probability(p: float) -> str:
+    return "< 0.001" if p < 0.001 else number(p, 3)
 
 
 def _interval(recipe: Recipe) -> str:
@@ -200,5 +204,5 @@ def describe_differences(recipes: Sequence[Recipe]) -> str:
         said.append("**Nothing differs for certain.**")
     if open_ended:
         ranges = (f"{one.name} {_interval(one)}" for one in open_ended)
-        said.append(f"No difference is shown of {', '.join(ranges)} points.")
+        said.append(f"No difference is shown for {', '.join(ranges)} points.")
     return " ".join(said)
