@@ -8,13 +8,14 @@ is why the swap is made here.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -124,18 +125,21 @@ class Progress:
     the log gets it, unlike a bar of tqdm.
     """
 
-    def __init__(self, description: str, total: int, done: int = 0) -> None:
-        self.description, self.total, self.done = description, total, done
+    def __init__(self, description: str, total: int, done: int = 0, together: int = 1) -> None:
+        self.description, self.total, self.done, self.together = description, total, done, together
         self._began = self._line = time.monotonic()
-        # The pace is measured from the end of the first unit on, which includes loading and warming up.
-        self._first: tuple[float, int] | None = None
+        # The pace is measured from the end of the first unit on, which includes loading and warming up. Units that
+        # run side by side are long, and end at about one time: the distance of two ends says nothing.
+        self._first = (self._began, done) if together > 1 else None
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count further units as done."""
         self.done += count
         now = time.monotonic()
-        if self._first is None:
-            self._first = now, self.done
+        self._first = self._first or (now, self.done)
+        self._show(now, note)
+
+    def _show(self, now: float, note: str) -> None:
         first = self._line == self._began and now - self._began >= FIRST_LINE_SECONDS
         if first or now - self._line >= LINE_SECONDS or (self.done >= self.total and now - self._began >= LINE_SECONDS):
             self._line = now
@@ -146,22 +150,20 @@ class Progress:
         """The time left at the pace so far; empty before a pace is known."""
         assert self._first is not None
         began, first = self._first
-        if self.done == first:
-            return ""
-        return f"{_clock((now - began) / (self.done - first) * max(self.total - self.done, 0))} left"
+        ended = math.ceil((self.done - first) / self.together) * self.together
+        return f"{_clock((now - began) / ended * max(self.total - self.done, 0))} left" if ended else ""
 
 
 class _Bar(Progress):
     """A line of a display, below those of the work that it is a part of."""
 
-    def __init__(self, description: str, total: int, done: int, display: RichProgress) -> None:
-        super().__init__(description, total, done)
+    def __init__(self, display: RichProgress, *work: Any) -> None:
+        super().__init__(*work)
         self.display = display
-        self.line = display.add_task(description, total=total, completed=done, note="")
+        self.line = display.add_task(self.description, total=self.total, completed=self.done, left="", note="")
 
-    def advance(self, count: int = 1, note: str = "") -> None:
-        self.done += count
-        self.display.update(self.line, advance=count, note=note)
+    def _show(self, now: float, note: str) -> None:
+        self.display.update(self.line, completed=self.done, left=self._left(now), note=note)
 
 
 # The display of the outermost `track`: a terminal has room for one.
@@ -169,40 +171,44 @@ _display: ContextVar[RichProgress | None] = ContextVar("display", default=None)
 
 
 @contextmanager
-def track(description: str, total: int, done: int = 0, *, keep: bool = True) -> Iterator[Progress]:
+def track(
+    description: str, total: int, done: int = 0, *, together: int = 1, keep: bool = True
+) -> Iterator[Progress]:
     """Show the progress of the `with` block's work.
 
     Args:
         description: a few words in front of the bar or line.
         total: units of work in all.
         done: units that were done before.
+        together: units that run side by side.
         keep: leave the bar on the terminal once the work is done; one inside another bar's work is never left there.
     """
+    work = description, total, done, together
     if not on_terminal():
-        yield Progress(description, total, done)
+        yield Progress(*work)
         return
     if (outer := _display.get()) is not None:
-        bar = _Bar(description, total, done, outer)
+        bar = _Bar(outer, *work)
         try:
             yield bar
         finally:
             outer.remove_task(bar.line)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
     display = RichProgress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),  # rich's own column forgets what is older than 30 seconds
         TextColumn("{task.fields[note]}"),
         transient=not keep,
     )
     token = _display.set(display)
     try:
         with display:
-            yield _Bar(description, total, done, display)
+            yield _Bar(display, *work)
     finally:
         _display.reset(token)
 

@@ -164,7 +164,8 @@ def run_members(
     failed: dict[str, str] = {}
     running: list[_Child] = []
     told: set[str] = set()
-    with track(f"study {name}", len(members), len(done)) as progress, _end_children(running):
+    beside = max(1, min(limit, len(waiting)))
+    with track(f"study {name}", len(members), len(done), together=beside) as progress, _end_children(running):
         while waiting or running:
             for member in [m for m in waiting if m.after in failed]:
                 waiting.remove(member)

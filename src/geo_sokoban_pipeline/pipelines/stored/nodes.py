@@ -591,8 +591,8 @@ def _fork_parts(
         yield (Rewind(-1),)
     for name, _, _ in parts[:done]:
         counts.update(json.loads(((stored or {})[name]().schema.metadata or {}).get(_COUNTS.encode(), b"{}")))
-    with track("fork turns, episodes", sum(size for _, _, size in parts), keep=False) as bar:
-        bar.advance(sum(size for _, _, size in parts[:done]))
+    total, before = (sum(size for _, _, size in some) for some in (parts, parts[:done]))
+    with track("fork turns, episodes", total, before, keep=False) as bar:
         for attempt in restarting(settings, progress):
             with attempt, player:
                 for name, part, size in parts[done:]:
