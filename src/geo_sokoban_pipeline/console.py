@@ -171,9 +171,7 @@ _display: ContextVar[RichProgress | None] = ContextVar("display", default=None)
 
 
 @contextmanager
-def track(
-    description: str, total: int, done: int = 0, *, together: int = 1, keep: bool = True
-) -> Iterator[Progress]:
+def track(description: str, total: int, done: int = 0, *, together: int = 1, keep: bool = True) -> Iterator[Progress]:
     """Show the progress of the `with` block's work.
 
     Args:

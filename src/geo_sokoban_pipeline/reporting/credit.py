@@ -29,6 +29,8 @@ _PARTS = (
 _DRAWN = ("dr_grpo", "turn_return gamma=1.0", "turn_return gamma=1.0 baseline=state", "gigpo", CEILING)
 # The mean of the group at the same turn, and that without the own episode: their scales by turn stand in the docs.
 _SCALED = ("turn_return gamma=1.0", "turn_return gamma=1.0 leave_one_out=True")
+# Rows of the docs beside advantages from continuations: the best that a baseline can do, a close one, the usual one.
+_BESIDE_CONTINUATIONS = (CEILING, "turn_return gamma=1.0 baseline=state_turn leave_one_out=True", "rloo")
 _SCALED_HEAD = ("turn", "visits", "scale", "without the own episode", "ratio")
 
 
@@ -110,26 +112,28 @@ def _lines(credit: Mapping[str, Any], part: str) -> list[Series]:
     ]
 
 
-def render_credit_docs(credit: Mapping[str, Any], docs: Path) -> dict[Path, str]:
+def render_credit_docs(credit: Mapping[str, Any], docs: Path, name: str = "credit") -> dict[Path, str]:
     """Texts of the files that follow from a table: its results, the tables of `credit.md`, the figures.
 
     The results have numbers by turn only of the rows that need them here.
+
+    Args:
+        name: `credit_vine`: a table that was made with advantages from continuations gives a few rows, and no figures.
     """
-    page, by_turn = docs / "credit.md", {*_drawn(credit), *_SCALED}
-    known = {
-        name: {**row, "by_turn": row["by_turn"] if name in by_turn else []}
-        for name, row in credit["estimators"].items()
-    }
-    text = page.read_text(encoding="utf-8")
-    text = replace_section(text, "credit", markdown_table(HEAD, credit_rows(credit)), page)
-    text = replace_section(text, "credit:scales", markdown_table(_SCALED_HEAD, _scale_rows(credit)), page)
-    figures = {
-        docs / "img" / f"credit_{part}.svg": draw_chart_file(
-            f"{title}, by turn", _lines(credit, part), Shape("turn", 760, 300)
-        )
-        for part, title, _ in _PARTS
-    }
-    return {docs / "results" / "credit.json": to_json({**credit, "estimators": known}), page: text, **figures}
+    page, is_whole = docs / "credit.md", name == "credit"
+    shown = list(credit["estimators"]) if is_whole else [RECIPE, *_BESIDE_CONTINUATIONS]
+    by_turn = {*_drawn(credit), *_SCALED} if is_whole else set()
+    known = {one: credit["estimators"][one] for one in shown}
+    known = {one: {**row, "by_turn": row["by_turn"] if one in by_turn else []} for one, row in known.items()}
+    kept = {**credit, "estimators": known}
+    text = replace_section(page.read_text(encoding="utf-8"), name, markdown_table(HEAD, credit_rows(kept)), page)
+    found = {docs / "results" / f"{name}.json": to_json(kept)}
+    if is_whole:
+        text = replace_section(text, "credit:scales", markdown_table(_SCALED_HEAD, _scale_rows(credit)), page)
+        for part, title, _ in _PARTS:
+            lines, shape = _lines(credit, part), Shape("turn", 760, 300)
+            found[docs / "img" / f"credit_{part}.svg"] = draw_chart_file(f"{title}, by turn", lines, shape)
+    return {**found, page: text}
 
 
 def _scale_rows(credit: Mapping[str, Any]) -> list[list[str]]:
@@ -148,7 +152,7 @@ def _scale_rows(credit: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def write_credit_docs(credit: Mapping[str, Any], docs: Path) -> None:
+def write_credit_docs(credit: Mapping[str, Any], docs: Path, name: str = "credit") -> None:
     """Write what `render_credit_docs` makes."""
-    for path, text in render_credit_docs(credit, docs).items():
+    for path, text in render_credit_docs(credit, docs, name).items():
         path.write_text(text, encoding="utf-8")
