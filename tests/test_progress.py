@@ -23,24 +23,22 @@ from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 
 
 @pytest.mark.parametrize(
-    ("name", "total", "done", "together", "first", "seconds", "units", "lines"),
+    ("name", "total", "done", "first", "seconds", "units", "lines"),
     [
-        ("solve levels", 40, 0, 1, 1.0, 1.0, 19, ["solve levels 5/40, 35 s left", "solve levels 15/40, 25 s left"]),
+        ("solve levels", 40, 0, 1.0, 1.0, 19, ["solve levels 5/40, 35 s left", "solve levels 15/40, 25 s left"]),
         # The first unit, which loads, is no pace.
-        ("GRPO", 100, 20, 1, 60.0, 2.0, 10,
+        ("GRPO", 100, 20, 60.0, 2.0, 10,
          ["GRPO 21/100", "GRPO 26/100, 2 min 28 s left", "GRPO 31/100, 2 min 18 s left"]),
-        # Runs that end at about one time are no pace of each other.
-        ("study", 20, 5, 2, 366.0, 12.0, 1, ["study 6/20, 42 min 42 s left", "study 7/20, 40 min 57 s left"]),
     ],
 )  # fmt: skip
 def test_lines_come_after_five_seconds_and_then_every_ten(
-    monkeypatch, caplog, name, total, done, together, first, seconds, units, lines
+    monkeypatch, caplog, name, total, done, first, seconds, units, lines
 ):
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(console, "on_terminal", lambda: False)
     caplog.set_level(logging.INFO)
-    with console.track(name, total, done, together=together) as work:
+    with console.track(name, total, done) as work:
         for spent in (first, *[seconds] * units):
             clock[0] += spent
             work.advance()

@@ -8,7 +8,6 @@ is why the swap is made here.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import threading
 import time
@@ -125,33 +124,32 @@ class Progress:
     the log gets it, unlike a bar of tqdm.
     """
 
-    def __init__(self, description: str, total: int, done: int = 0, together: int = 1) -> None:
-        self.description, self.total, self.done, self.together = description, total, done, together
+    def __init__(self, description: str, total: int, done: int = 0) -> None:
+        self.description, self.total, self.done = description, total, done
         self._began = self._line = time.monotonic()
-        # The pace is measured from the end of the first unit on, which includes loading and warming up. Units that
-        # run side by side are long, and end at about one time: the distance of two ends says nothing.
-        self._first = (self._began, done) if together > 1 else None
+        # The pace is measured from the end of the first unit on, which includes loading and warming up.
+        self._first: tuple[float, int] | None = None
 
-    def advance(self, count: int = 1, note: str = "") -> None:
-        """Count further units as done."""
+    def advance(self, count: int = 1, note: str = "", left: float | None = None) -> None:
+        """Count further units as done.
+
+        Args:
+            left: seconds, where the caller knows more than the pace says.
+        """
         self.done += count
         now = time.monotonic()
         self._first = self._first or (now, self.done)
-        self._show(now, note)
+        began, first = self._first
+        if left is None and self.done > first:
+            left = (now - began) / (self.done - first) * max(self.total - self.done, 0)
+        self._show(now, "" if left is None else f"{_clock(left)} left", note)
 
-    def _show(self, now: float, note: str) -> None:
+    def _show(self, now: float, left: str, note: str) -> None:
         first = self._line == self._began and now - self._began >= FIRST_LINE_SECONDS
         if first or now - self._line >= LINE_SECONDS or (self.done >= self.total and now - self._began >= LINE_SECONDS):
             self._line = now
-            parts = [f"{self.description} {self.done}/{self.total}", self._left(now), note]
+            parts = [f"{self.description} {self.done}/{self.total}", left, note]
             logger.info("%s", ", ".join(part for part in parts if part))
-
-    def _left(self, now: float) -> str:
-        """The time left at the pace so far; empty before a pace is known."""
-        assert self._first is not None
-        began, first = self._first
-        ended = math.ceil((self.done - first) / self.together) * self.together
-        return f"{_clock((now - began) / ended * max(self.total - self.done, 0))} left" if ended else ""
 
 
 class _Bar(Progress):
@@ -162,8 +160,8 @@ class _Bar(Progress):
         self.display = display
         self.line = display.add_task(self.description, total=self.total, completed=self.done, left="", note="")
 
-    def _show(self, now: float, note: str) -> None:
-        self.display.update(self.line, completed=self.done, left=self._left(now), note=note)
+    def _show(self, now: float, left: str, note: str) -> None:
+        self.display.update(self.line, completed=self.done, left=left, note=note)
 
 
 # The display of the outermost `track`: a terminal has room for one.
@@ -171,17 +169,16 @@ _display: ContextVar[RichProgress | None] = ContextVar("display", default=None)
 
 
 @contextmanager
-def track(description: str, total: int, done: int = 0, *, together: int = 1, keep: bool = True) -> Iterator[Progress]:
+def track(description: str, total: int, done: int = 0, *, keep: bool = True) -> Iterator[Progress]:
     """Show the progress of the `with` block's work.
 
     Args:
         description: a few words in front of the bar or line.
         total: units of work in all.
         done: units that were done before.
-        together: units that run side by side.
         keep: leave the bar on the terminal once the work is done; one inside another bar's work is never left there.
     """
-    work = description, total, done, together
+    work = description, total, done
     if not on_terminal():
         yield Progress(*work)
         return

@@ -16,7 +16,7 @@ import pytest
 
 from geo_sokoban_pipeline.runs.lock import RunLock
 from geo_sokoban_pipeline.studies.plan import StudyRun
-from geo_sokoban_pipeline.studies.run import StudyError, StudyFolder, run_members
+from geo_sokoban_pipeline.studies.run import StudyError, StudyFolder, run_members, seconds_left
 
 PROGRAM = """
 import json, os, shutil, sys, time
@@ -243,3 +243,16 @@ def test_a_hangup_that_is_ignored_stays_so(tmp_path):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("spent", "ages", "waiting", "limit", "left"),
+    [
+        ([360.0], [360.0], 13, 2, 2340.0),  # the other one is about to end
+        ([360.0, 370.0], [9.0], 12, 2, 2368.0),
+        ([360.0], [], 1, 8, 360.0),
+        ([360.0], [400.0], 0, 2, 0.0),
+    ],
+)
+def test_members_side_by_side_share_what_is_left(spent, ages, waiting, limit, left):
+    assert seconds_left(spent, ages, waiting, limit) == left

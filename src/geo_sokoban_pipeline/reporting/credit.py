@@ -29,7 +29,7 @@ _PARTS = (
 _DRAWN = ("dr_grpo", "turn_return gamma=1.0", "turn_return gamma=1.0 baseline=state", "gigpo", CEILING)
 # The mean of the group at the same turn, and that without the own episode: their scales by turn stand in the docs.
 _SCALED = ("turn_return gamma=1.0", "turn_return gamma=1.0 leave_one_out=True")
-# Rows of the docs beside advantages from continuations: the best that a baseline can do, a close one, the usual one.
+# Rows of the docs beside advantages from continuations: the best baseline possible, one by state and turn, RLOO.
 _BESIDE_CONTINUATIONS = (CEILING, "turn_return gamma=1.0 baseline=state_turn leave_one_out=True", "rloo")
 _SCALED_HEAD = ("turn", "visits", "scale", "without the own episode", "ratio")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from geo_sokoban_pipeline.console import Progress, track
+from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.processes import count_cores, tethered
 from geo_sokoban_pipeline.runs.fingerprint import as_current, flatten
 from geo_sokoban_pipeline.runs.folders import REPORTS
@@ -164,19 +164,26 @@ def run_members(
     failed: dict[str, str] = {}
     running: list[_Child] = []
     told: set[str] = set()
-    beside = max(1, min(limit, len(waiting)))
-    with track(f"study {name}", len(members), len(done), together=beside) as progress, _end_children(running):
+    spent: list[float] = []  # seconds of members that have ended well
+
+    def advance() -> None:
+        ages = [time.monotonic() - child.began for child in running]
+        progress.advance(left=seconds_left(spent, ages, len(waiting), limit) if spent else None)
+
+    with track(f"study {name}", len(members), len(done)) as progress, _end_children(running):
         while waiting or running:
             for member in [m for m in waiting if m.after in failed]:
                 waiting.remove(member)
                 failed[member.run_id] = ""
+                advance()
             for member in [m for m in waiting if m.after is None or m.after in done]:
                 if len(running) < limit and _is_free(member, told):
                     waiting.remove(member)
                     running.append(_start(member, command, folder))
             for child in [c for c in running if c.process.poll() is not None]:
                 running.remove(child)
-                _settle(child, folder, limit, done, failed, progress)
+                spent += _settle(child, folder, limit, done, failed)
+                advance()
             time.sleep(_POLL_SECONDS if running or waiting else 0)
     if reasons := [text for text in failed.values() if text]:
         again = "The same command without fresh=true" if fresh else "The same command"
@@ -214,18 +221,32 @@ def _start(member: StudyRun, command: Command, folder: StudyFolder) -> _Child:
     return _Child(member, process, time.monotonic(), whole, describe_maker(command.project))
 
 
-def _settle(
-    child: _Child, folder: StudyFolder, workers: int, done: set[str], failed: dict[str, str], progress: Progress
-) -> None:
+def _settle(child: _Child, folder: StudyFolder, workers: int, done: set[str], failed: dict[str, str]) -> list[float]:
+    """Note how a member has ended; its seconds, if it has ended well."""
     member, seconds, code = child.member, time.monotonic() - child.began, child.process.returncode
-    if code == 0:
-        folder.write_record(member, seconds if child.whole else None, workers, child.maker)
-        done.add(member.run_id)
-        logger.info("%s: done after %.1f minutes", member.run_id, seconds / 60)
-    else:
+    if code:
         failed[member.run_id] = _describe_failure(member, code, folder.log(member))
-        logger.error("%s: failed", member.run_id)
-    progress.advance(note=f"{member.run_id} {'done' if code == 0 else 'failed'}, {seconds / 60:.1f} min")
+        logger.error("%s: failed after %.1f minutes", member.run_id, seconds / 60)
+        return []
+    folder.write_record(member, seconds if child.whole else None, workers, child.maker)
+    done.add(member.run_id)
+    logger.info("%s: done after %.1f minutes", member.run_id, seconds / 60)
+    return [seconds]
+
+
+def seconds_left(spent: Sequence[float], ages: Sequence[float], waiting: int, limit: int) -> float:
+    """Seconds until all members have ended, if each takes the mean of those that have.
+
+    The pace of their ends says little: two that run side by side end together.
+
+    Args:
+        spent: seconds of those that have ended.
+        ages: seconds of those that run.
+        limit: how many run side by side.
+    """
+    mean = sum(spent) / len(spent)
+    left = waiting * mean + sum(max(0.0, mean - age) for age in ages)
+    return left / max(1, min(limit, waiting + len(ages)))
 
 
 def _describe_failure(member: StudyRun, code: int, log: Path) -> str:
