@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -155,10 +155,10 @@ class Progress:
 class _Bar(Progress):
     """A line of a display, below those of the work that it is a part of."""
 
-    def __init__(self, display: RichProgress, *work: Any) -> None:
-        super().__init__(*work)
+    def __init__(self, description: str, total: int, done: int, display: RichProgress) -> None:
+        super().__init__(description, total, done)
         self.display = display
-        self.line = display.add_task(self.description, total=self.total, completed=self.done, left="", note="")
+        self.line = display.add_task(description, total=total, completed=done, left="", note="")
 
     def _show(self, now: float, left: str, note: str) -> None:
         self.display.update(self.line, completed=self.done, left=left, note=note)
@@ -178,12 +178,11 @@ def track(description: str, total: int, done: int = 0, *, keep: bool = True) -> 
         done: units that were done before.
         keep: leave the bar on the terminal once the work is done; one inside another bar's work is never left there.
     """
-    work = description, total, done
     if not on_terminal():
-        yield Progress(*work)
+        yield Progress(description, total, done)
         return
     if (outer := _display.get()) is not None:
-        bar = _Bar(outer, *work)
+        bar = _Bar(description, total, done, outer)
         try:
             yield bar
         finally:
@@ -203,7 +202,7 @@ def track(description: str, total: int, done: int = 0, *, keep: bool = True) -> 
     token = _display.set(display)
     try:
         with display:
-            yield _Bar(display, *work)
+            yield _Bar(description, total, done, display)
     finally:
         _display.reset(token)
 

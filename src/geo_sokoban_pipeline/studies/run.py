@@ -182,7 +182,7 @@ def run_members(
                     running.append(_start(member, command, folder))
             for child in [c for c in running if c.process.poll() is not None]:
                 running.remove(child)
-                spent += _settle(child, folder, limit, done, failed)
+                _settle(child, folder, limit, done, failed, spent)
                 advance()
             time.sleep(_POLL_SECONDS if running or waiting else 0)
     if reasons := [text for text in failed.values() if text]:
@@ -221,17 +221,18 @@ def _start(member: StudyRun, command: Command, folder: StudyFolder) -> _Child:
     return _Child(member, process, time.monotonic(), whole, describe_maker(command.project))
 
 
-def _settle(child: _Child, folder: StudyFolder, workers: int, done: set[str], failed: dict[str, str]) -> list[float]:
-    """Note how a member has ended; its seconds, if it has ended well."""
+def _settle(
+    child: _Child, folder: StudyFolder, workers: int, done: set[str], failed: dict[str, str], spent: list[float]
+) -> None:
     member, seconds, code = child.member, time.monotonic() - child.began, child.process.returncode
-    if code:
+    if code == 0:
+        folder.write_record(member, seconds if child.whole else None, workers, child.maker)
+        done.add(member.run_id)
+        spent.append(seconds)
+        logger.info("%s: done after %.1f minutes", member.run_id, seconds / 60)
+    else:
         failed[member.run_id] = _describe_failure(member, code, folder.log(member))
         logger.error("%s: failed after %.1f minutes", member.run_id, seconds / 60)
-        return []
-    folder.write_record(member, seconds if child.whole else None, workers, child.maker)
-    done.add(member.run_id)
-    logger.info("%s: done after %.1f minutes", member.run_id, seconds / 60)
-    return [seconds]
 
 
 def seconds_left(spent: Sequence[float], ages: Sequence[float], waiting: int, limit: int) -> float:
